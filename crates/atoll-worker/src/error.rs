@@ -9,8 +9,9 @@ use atoll_model::{Code, Error};
 /// is out of file descriptors, it is `NoCapacity` instead.
 pub(crate) fn internal(step: &str, error: &(dyn std::error::Error + 'static)) -> Error {
     if is_out_of_fds(error) {
-        return Error::new(Code::NoCapacity, "the server is out of file descriptors")
-            .remedy("try again; if it persists, raise the server's limit of open files (LimitNOFILE)");
+        return Error::new(Code::NoCapacity, "the server is out of file descriptors").remedy(
+            "try again; if it persists, raise the server's limit of open files (LimitNOFILE)",
+        );
     }
     Error::new(Code::Internal, with_causes(step, error))
 }
@@ -29,11 +30,8 @@ fn is_out_of_fds(error: &(dyn std::error::Error + 'static)) -> bool {
 
 /// The sandbox is at its pids limit.
 pub(crate) fn too_many_processes() -> Error {
-    Error::new(
-        Code::QuotaExceeded,
-        "the sandbox is at its process limit",
-    )
-    .remedy("end some of its processes, or raise its pids limit")
+    Error::new(Code::QuotaExceeded, "the sandbox is at its process limit")
+        .remedy("end some of its processes, or raise its pids limit")
 }
 
 fn with_causes(step: &str, error: &(dyn std::error::Error + 'static)) -> String {

@@ -21,7 +21,7 @@ use atoll_model::{Code, Error, SandboxId};
 
 use crate::error::{host_file_error, jail};
 use crate::sandbox::Record;
-use crate::storage::{self, Disk, Storage};
+use crate::storage::{self, Storage, StorageBackend};
 use crate::tree;
 pub use gc::{Collected, Scope, collect, stale_networks};
 pub use registry::DataLock;
@@ -44,7 +44,7 @@ pub struct Instance {
     /// Parent of its sandboxes' control groups.
     pub(crate) cgroups: InstanceCgroup,
     /// Storage of its sandboxes' files.
-    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) storage: Box<dyn StorageBackend>,
     /// Lock of the data directory of a persistent instance; `None` for an ephemeral one.
     pub(crate) data_lock: Option<DataLock>,
 }
@@ -52,7 +52,7 @@ pub struct Instance {
 impl Instance {
     /// Creates an ephemeral instance below a data directory, for one run.
     pub fn create_ephemeral(data: &Path, storage: Storage, facts: &Facts) -> Result<Self, Error> {
-        storage::require(storage, facts)?;
+        storage::check_host(storage, facts)?;
         data_directory(data)?;
         let registry = registry::open()?;
         let runs = data.join("runs");
@@ -66,8 +66,8 @@ impl Instance {
         let ranges = Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?;
         let cgroups = InstanceCgroup::create(facts, &tag, sandbox_memory(facts.memory))
             .map_err(|error| jail(&error))?;
-        let disk = match storage::open(storage, &directory, facts) {
-            Ok(disk) => disk,
+        let backend = match storage::open(storage, &directory, facts) {
+            Ok(backend) => backend,
             Err(error) => {
                 // The rest is left to garbage collection.
                 let _ = dismantle(&tag, &directory, &cgroups);
@@ -80,7 +80,7 @@ impl Instance {
             lock,
             ranges,
             cgroups,
-            disk,
+            storage: backend,
             data_lock: None,
         })
     }
@@ -100,7 +100,7 @@ impl Instance {
         }
         set_topdir_hint(&data.join("sandboxes"));
         storage::check_same_kind(data, storage)?;
-        let disk = storage::open(storage, data, facts)?;
+        let backend = storage::open(storage, data, facts)?;
         let mut held = held.into_iter();
         let (tag, lock) = match (read_tag(data), held.next()) {
             (Some(tag), Some(lock)) => (tag, File::from(lock)),
@@ -126,7 +126,7 @@ impl Instance {
             lock,
             ranges,
             cgroups,
-            disk,
+            storage: backend,
             data_lock: Some(data_lock),
         })
     }
@@ -149,20 +149,20 @@ impl Instance {
     /// Releases the kernel objects of a persistent instance without processes: control groups and
     /// the mount of its storage. The next server creates them again.
     pub(crate) fn release_kernel_objects(&self) -> Result<(), Error> {
-        self.disk.close();
+        self.storage.close();
         self.cgroups.destroy().map_err(|error| jail(&error))?;
-        storage::dismantle(&self.directory)
+        storage::unmount(&self.directory)
     }
 
     /// Removes the instance. Its sandboxes have ended before.
     pub(crate) fn dismantle(&self) -> Result<(), Error> {
-        self.disk.close();
+        self.storage.close();
         if self.data_lock.is_none() {
             return dismantle(&self.tag, &self.directory, &self.cgroups);
         }
         // A keeper that this server did not start is exiting, in one of these groups.
         self.cgroups.destroy().map_err(|error| jail(&error))?;
-        storage::dismantle(&self.directory)?;
+        storage::unmount(&self.directory)?;
         // One rename, so that another process finds the whole directory or a free name.
         let removing = named::removal_path(&self.directory, &self.tag);
         fs::rename(&self.directory, &removing)
@@ -223,7 +223,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), Error> {
 
 fn dismantle(tag: &str, directory: &Path, cgroups: &InstanceCgroup) -> Result<(), Error> {
     cgroups.destroy().map_err(|error| jail(&error))?;
-    storage::dismantle(directory)?;
+    storage::unmount(directory)?;
     remove_directory(directory)?;
     let entry = registry::path().join(tag);
     match fs::remove_file(&entry) {

@@ -253,7 +253,10 @@ pub(crate) fn register_channel<S, R>(
 }
 
 /// Registers the owner of a descriptor with tokio.
-#[allow(unsafe_code, reason = "the caller has to guarantee that the descriptor stays open")]
+#[allow(
+    unsafe_code,
+    reason = "the caller has to guarantee that the descriptor stays open"
+)]
 pub(crate) fn register_fd<T: AsRawFd>(owner: T, interest: Interest) -> Result<AsyncFd<T>, Error> {
     // SAFETY: channels and owned descriptors keep the same descriptor open until they are dropped.
     unsafe { AsyncFd::register_with_interest(owner, interest) }

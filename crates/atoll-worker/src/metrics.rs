@@ -159,7 +159,11 @@ impl Collector for HostCollector {
                 memory,
             ),
             ("process_threads", "Threads of the server process", threads),
-            ("process_open_fds", "Open file descriptors of the server process", files),
+            (
+                "process_open_fds",
+                "Open file descriptors of the server process",
+                files,
+            ),
         ];
         for (name, help, value) in all {
             let gauge = ConstGauge::new(value);

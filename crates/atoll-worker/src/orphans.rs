@@ -12,7 +12,7 @@ use crate::LocalRuntime;
 use crate::exec::now;
 use crate::instance::remove_directory;
 use crate::sandbox::run_blocking;
-use crate::storage::Disk;
+use crate::storage::StorageBackend;
 
 /// Time until the files of an orphan are removed.
 pub const RETENTION: Duration = Duration::from_hours(7 * 24);
@@ -79,16 +79,16 @@ impl LocalRuntime {
         let runtime = self.clone();
         run_blocking(move || {
             let instance = &runtime.shared().instance;
-            remove(&instance.directory, before, instance.disk.as_ref());
+            remove(&instance.directory, before, instance.storage.as_ref());
             Ok(())
         })
         .await
     }
 }
 
-fn remove(data: &Path, before: i64, disk: &dyn Disk) {
+fn remove(data: &Path, before: i64, storage: &dyn StorageBackend) {
     for orphan in all(data) {
-        if orphan.orphaned_at < before && disk.remove(&orphan.id).is_ok() {
+        if orphan.orphaned_at < before && storage.remove(&orphan.id).is_ok() {
             let _ = remove_directory(&orphan.directory);
         }
     }

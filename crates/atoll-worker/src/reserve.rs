@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use atoll_model::{Bytes, Code, Error};
 
-use crate::storage::Space;
+use crate::storage::DiskSpace;
 use crate::sync::lock;
 
 /// Cache lifetime of the memory reading, so that concurrent creates read it once.
@@ -46,7 +46,7 @@ impl Admission {
 
     /// Fails if only the reserve is left. `data` is a directory on the sandboxes' file system.
     pub(crate) fn check(&self, data: &Path) -> Result<(), Error> {
-        let mut space = Space::of(data)?;
+        let mut space = DiskSpace::of(data)?;
         space.reserve = self.disk.unwrap_or(space.reserve);
         space.require(data)?;
         let Some(free) = self.free_memory() else {

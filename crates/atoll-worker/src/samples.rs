@@ -214,7 +214,7 @@ fn measure_files(shared: &RuntimeState, entries: &[(SandboxId, Arc<SandboxEntry>
             return;
         }
         let start = Instant::now();
-        let used = shared.instance.disk.usage(id, Bytes(0));
+        let used = shared.instance.storage.usage(id, Bytes(0));
         let next = Instant::now() + start.elapsed() * DISK_RESCAN_FACTOR;
         if let Ok(usage) = used {
             // A directory takes at least one page.

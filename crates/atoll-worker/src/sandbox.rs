@@ -313,7 +313,8 @@ impl Sandbox {
                 if source.kind() == std::io::ErrorKind::StorageFull =>
             {
                 let message = "the sandbox has no free terminal";
-                Err(Error::new(Code::QuotaExceeded, message).remedy("end programs that have terminals open"))
+                Err(Error::new(Code::QuotaExceeded, message)
+                    .remedy("end programs that have terminals open"))
             }
             opened => opened.map_err(|error| jail(&error)),
         }
@@ -394,7 +395,7 @@ async fn remove_files(shared: &Arc<RuntimeState>, id: &SandboxId, directory: &Pa
     let remove = || {
         let (shared, id, directory) = (Arc::clone(shared), id.clone(), directory.to_owned());
         run_blocking(move || {
-            shared.instance.disk.remove(&id)?;
+            shared.instance.storage.remove(&id)?;
             crate::instance::remove_directory(&directory)
         })
     };

@@ -1,15 +1,15 @@
-//! What sandboxes' files are on, and how much of it they may take.
+//! Storage backends for the files of sandboxes, and disk space of the host.
 //!
-//! Two ways: `plain` directories below the data directory, whose limits are what is expected of a
-//! sandbox, and an `image` of a file system of our own, whose limits are kept. Records and the output
-//! of commands are beside either, in the instance's own directories: a sandbox that is full can still be
-//! written down, and deleted.
+//! `plain` uses directories of the data directory's file system and cannot enforce disk limits.
+//! `image` uses a file system of our own in a sparse file, with a quota per sandbox. Records and
+//! exec output are outside of both, in the instance's directory, so that a sandbox with a full disk
+//! can still be stopped and deleted.
 //!
-//! Whichever it is, a [`reserve`] of the host's disk is nobody's.
+//! With both backends, sandboxes leave a [`reserve`] of the disk to the host.
 
 mod image;
 mod plain;
-pub mod survey;
+pub mod usage;
 
 use std::fmt;
 use std::fs;
@@ -23,14 +23,14 @@ use serde::{Deserialize, Serialize};
 use crate::error::host_file_error;
 use crate::syncer::write_atomic;
 
-/// What sandboxes' files are on.
+/// Storage backend of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
-    /// Directories of the data directory's file system. Limits are not kept.
+    /// Directories of the data directory's file system. Limits are not enforced.
     #[default]
     Plain,
-    /// One sparse file with a btrfs in it. Limits are kept.
+    /// A btrfs file system in one sparse file. Limits are enforced.
     Image,
 }
 
@@ -52,44 +52,45 @@ impl FromStr for Storage {
             "image" => Ok(Self::Image),
             other => Err(Error::invalid(
                 "storage",
-                format!("{other:?} is not a storage"),
+                format!("{other:?} is not a storage backend"),
                 "choose plain or image",
             )),
         }
     }
 }
 
-/// The seam: everything that differs between the two.
-pub(crate) trait Disk: fmt::Debug + Send + Sync {
-    /// Refuses a limit that it would not keep.
-    fn check(&self, limit: Bytes) -> Result<(), Error>;
+/// Storage of an instance's sandboxes.
+pub(crate) trait StorageBackend: fmt::Debug + Send + Sync {
+    /// Fails if the backend cannot enforce this limit.
+    fn check_limit(&self, limit: Bytes) -> Result<(), Error>;
 
-    /// Where a sandbox's `upper` and `work` are.
-    fn place(&self, id: &SandboxId) -> PathBuf;
+    /// Directory of a sandbox's `upper` and `work`.
+    fn directory(&self, id: &SandboxId) -> PathBuf;
 
-    /// Makes that place for a sandbox whose directory is there.
-    fn make(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error>;
+    /// Creates that directory for a sandbox whose own directory exists.
+    fn create(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error>;
 
-    /// Gives it another limit.
-    fn limit(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error>;
+    /// Changes a sandbox's limit.
+    fn set_limit(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error>;
 
-    /// What it takes now. Never waits for the disk to be quiet.
+    /// Current usage. Does not wait for pending writes.
     fn usage(&self, id: &SandboxId, limit: Bytes) -> Result<DiskUsage, Error>;
 
-    /// Takes it away; the sandbox's directory has gone before. One that is not there is fine.
+    /// Removes a sandbox's storage, after the sandbox's own directory. An absent one is no error.
     fn remove(&self, id: &SandboxId) -> Result<(), Error>;
 
-    /// Takes away what belongs to sandboxes that are not there any more.
+    /// Removes the storage of sandboxes that `known` does not return true for.
     fn sweep(&self, known: &dyn Fn(&SandboxId) -> bool) -> Result<(), Error>;
 
-    /// What a sandbox left can be moved elsewhere with its directory.
-    fn can_keep(&self) -> bool;
+    /// Whether the files of a sandbox can be moved with its directory.
+    fn can_export(&self) -> bool;
 
-    /// Has nothing to do with it from here on; what is mounted stays.
+    /// Closes the backend; a mount stays.
     fn close(&self);
 }
 
-/// Makes a directory of an overlay. Its mode is that of the sandbox's `/`, whatever our umask is.
+/// Creates a directory of an overlay with mode 755, the mode of the sandbox's `/`, whatever the
+/// umask is.
 pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;
     let made = fs::create_dir(path)
@@ -97,24 +98,24 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {
     made.map_err(|error| host_file_error("create", path, &error))
 }
 
-/// Opens what an instance's sandboxes are on, making it if there is none.
+/// Opens an instance's storage; creates it if it is absent.
 pub(crate) fn open(
     storage: Storage,
     directory: &Path,
     facts: &Facts,
-) -> Result<Box<dyn Disk>, Error> {
+) -> Result<Box<dyn StorageBackend>, Error> {
     Ok(match storage {
         Storage::Plain => Box::new(plain::Plain::new(directory)),
         Storage::Image => Box::new(image::Image::open(directory, facts)?),
     })
 }
 
-/// Refuses a host that cannot have such a storage.
-pub fn require(storage: Storage, facts: &Facts) -> Result<(), Error> {
-    match (storage, image::missing(facts)) {
-        (Storage::Image, Some((why, remedy))) => Err(Error::new(
+/// Fails if this host does not support the backend.
+pub fn check_host(storage: Storage, facts: &Facts) -> Result<(), Error> {
+    match (storage, image::missing_requirement(facts)) {
+        (Storage::Image, Some((reason, remedy))) => Err(Error::new(
             Code::UnsupportedByHost,
-            format!("this host cannot provide disk limits: {why}"),
+            format!("this host cannot provide disk limits: {reason}"),
         )
         .remedy(remedy)
         .detail("feature", "disk limits")),
@@ -122,57 +123,57 @@ pub fn require(storage: Storage, facts: &Facts) -> Result<(), Error> {
     }
 }
 
-/// What a data directory was opened with last, if ever.
-pub fn kind(data: &Path) -> Option<Storage> {
+/// The backend with which a data directory was last opened; `None` if it never was.
+pub fn recorded_kind(data: &Path) -> Option<Storage> {
     let text = fs::read_to_string(data.join("storage.kind")).ok()?;
     text.parse().ok()
 }
 
-/// What a data directory has, which stays as it is as long as there are sandboxes.
+/// Fails if a data directory with sandboxes has another backend, and records the backend otherwise.
 pub(crate) fn check_same_kind(data: &Path, wanted: Storage) -> Result<(), Error> {
     let path = data.join("storage.kind");
-    let had = match fs::read_to_string(&path) {
+    let current = match fs::read_to_string(&path) {
         Ok(text) => Some(text.parse()?),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => return Err(host_file_error("read", &path, &error)),
     };
-    if had == Some(wanted) {
+    if current == Some(wanted) {
         return Ok(());
     }
-    // From before there was a choice.
-    let had = had.unwrap_or_default();
-    let inhabited = ["sandboxes", "orphaned"].iter().any(|part| {
+    // Before backends were recorded it was the default.
+    let current = current.unwrap_or_default();
+    let has_sandboxes = ["sandboxes", "orphaned"].iter().any(|part| {
         fs::read_dir(data.join(part)).is_ok_and(|mut entries| entries.next().is_some())
     });
-    if had != wanted && inhabited {
-        let message = format!("{} has storage {had}, not {wanted}", data.display());
+    if current != wanted && has_sandboxes {
+        let message = format!("{} has storage {current}, not {wanted}", data.display());
         return Err(Error::new(Code::Conflict, message)
             .remedy(format!(
-                "open it with storage = {had}, or delete its sandboxes first"
+                "open it with storage = {current}, or delete its sandboxes first"
             ))
-            .detail("storage", had.to_string()));
+            .detail("storage", current.to_string()));
     }
     write_atomic(&path, format!("{wanted}\n").as_bytes())
 }
 
-/// Takes what is mounted for a dead instance away.
-pub(crate) fn dismantle(directory: &Path) -> Result<(), Error> {
-    image::dismantle(directory)
+/// Unmounts the storage of a dead instance.
+pub(crate) fn unmount(directory: &Path) -> Result<(), Error> {
+    image::unmount(directory)
 }
 
-/// A file system of the host.
+/// DiskSpace of a file system of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Space {
-    /// All of it.
+pub struct DiskSpace {
+    /// Total size.
     pub size: Bytes,
-    /// What may be written.
+    /// Free for unprivileged writes.
     pub free: Bytes,
-    /// What sandboxes leave to the host.
+    /// Reserved for the host.
     pub reserve: Bytes,
 }
 
-impl Space {
-    /// That of a path.
+impl DiskSpace {
+    /// DiskSpace of the file system that contains `path`.
     pub fn of(path: &Path) -> Result<Self, Error> {
         let found = rustix::fs::statvfs(path)
             .map_err(|error| host_file_error("examine the disk of", path, &error.into()))?;
@@ -184,32 +185,32 @@ impl Space {
         })
     }
 
-    /// What sandboxes may still take.
-    pub fn left(&self) -> Bytes {
+    /// DiskSpace that sandboxes may still use.
+    pub fn available(&self) -> Bytes {
         Bytes(self.free.0.saturating_sub(self.reserve.0))
     }
 
-    /// Refuses to make something new where only the reserve is left.
+    /// Fails if only the reserve is left.
     pub(crate) fn require(&self, path: &Path) -> Result<(), Error> {
-        // A file system in memory may not know its size.
-        if self.left() > Bytes(0) || self.size == Bytes(0) {
+        // A file system in memory may report size 0.
+        if self.available() > Bytes(0) || self.size == Bytes(0) {
             return Ok(());
         }
         Err(Error::new(
             Code::DiskFull,
             format!(
-                "{} are left on the disk of {}, which are the host's reserve ({})",
+                "only {} is free on the disk of {}, and {} is reserved for the host",
                 self.free,
                 path.display(),
                 self.reserve
             ),
         )
-        .remedy("free some space, or run atoll gc; atoll df shows what takes it"))
+        .remedy("free some space, or run atoll gc; atoll df shows what uses it"))
     }
 }
 
-/// The part of a disk that is the host's: 5 %, at least 2 GiB, at most 16 GiB, and never more than a
-/// quarter of a small one.
+/// DiskSpace reserved for the host: 5 %, at least 2 GiB, at most 16 GiB, and never more than a quarter
+/// of the disk.
 pub fn reserve(size: Bytes) -> Bytes {
     Bytes((size.0 / 20).clamp(2 << 30, 16 << 30).min(size.0 / 4))
 }
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_is_a_part_of_the_disk() {
+    fn disk_reserve_is_a_clamped_share() {
         let of = |gib: u64| reserve(Bytes(gib << 30)).0 >> 20;
         assert_eq!(of(1), 256);
         assert_eq!(of(8), 2 * 1024);
@@ -228,13 +229,13 @@ mod tests {
     }
 
     #[test]
-    fn a_data_directory_remembers_what_it_has() {
+    fn data_directory_keeps_its_storage_backend() {
         let data = tempfile::tempdir().expect("a directory");
         let data = data.path();
-        check_same_kind(data, Storage::Image).expect("a new one may have either");
-        check_same_kind(data, Storage::Plain).expect("nobody lives there");
+        check_same_kind(data, Storage::Image).expect("a new one can have either");
+        check_same_kind(data, Storage::Plain).expect("it has no sandboxes");
         fs::create_dir_all(data.join("sandboxes/x")).expect("a sandbox");
-        check_same_kind(data, Storage::Plain).expect("as it was");
+        check_same_kind(data, Storage::Plain).expect("unchanged");
         let error = check_same_kind(data, Storage::Image).expect_err("it has the other");
         assert_eq!(error.code, Code::Conflict);
         assert_eq!(error.details["storage"], "plain");

@@ -105,7 +105,7 @@ impl Trash {
                     if let Some(processes) = &item.processes {
                         processes.kill(&shared.instance.ranges);
                     }
-                    let _ = shared.instance.disk.remove(&item.id);
+                    let _ = shared.instance.storage.remove(&item.id);
                     let _ = crate::instance::remove_directory(&item.directory);
                 }
             });

@@ -56,8 +56,7 @@ pub(crate) async fn watch(
     let permit = Arc::clone(&sandbox.watches).try_acquire_owned();
     let permit = permit.map_err(|_| {
         let message = format!("this sandbox has {MAX_WATCHES} watches already");
-        Error::new(Code::QuotaExceeded, message)
-            .remedy("end some, or use one recursive watch")
+        Error::new(Code::QuotaExceeded, message).remedy("end some, or use one recursive watch")
     })?;
     let mut watch = Watch {
         call: HelperCall::start(sandbox, caller, work, None).await?,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use atoll_model::Bytes;
 
-use crate::storage::Space;
+use crate::storage::DiskSpace;
 
 /// Retained output of each command, unless configured.
 pub(crate) const DEFAULT_WINDOW: Bytes = Bytes(64 << 20);
@@ -94,7 +94,7 @@ impl Budget {
 
     /// Measures the free disk space.
     pub(super) fn refresh_disk_space(&self) {
-        let low_disk = Space::of(&self.directory).is_ok_and(|space| {
+        let low_disk = DiskSpace::of(&self.directory).is_ok_and(|space| {
             let reserve = self.retention.reserve.unwrap_or(space.reserve);
             // tmpfs without a size limit reports 0.
             space.size > Bytes(0) && space.free <= reserve

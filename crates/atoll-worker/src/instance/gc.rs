@@ -60,7 +60,7 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
             .flatten()
         {
             if !registry.join(entry.file_name()).exists() {
-                let removed = storage::dismantle(&entry.path());
+                let removed = storage::unmount(&entry.path());
                 match removed.and_then(|()| remove_directory(&entry.path())) {
                     Ok(()) => collected
                         .instances
@@ -142,7 +142,7 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         cgroups.destroy().map_err(|error| jail(&error))?;
         // Not if the data directory has another tag now: its storage is in use.
         if own.is_none_or(|own| own == tag) {
-            storage::dismantle(&directory)?;
+            storage::unmount(&directory)?;
         }
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);

@@ -117,7 +117,7 @@ pub(super) fn sweep(data: &Path) -> Vec<String> {
             .is_some_and(|name| name.starts_with(REMOVING_PREFIX))
     });
     let removed = gone.map(|entry| {
-        storage::dismantle(&entry.path()).and_then(|()| remove_directory(&entry.path()))
+        storage::unmount(&entry.path()).and_then(|()| remove_directory(&entry.path()))
     });
     removed
         .filter_map(Result::err)

@@ -154,7 +154,12 @@ fn handshake(directory: BorrowedFd<'_>, socket: &str) -> Result<Handshake, Error
             message: FromKeeper::Hello(version),
             descriptors,
         }) => Handshake::Incompatible(version, descriptors),
-        Some(_) => return Err(Error::new(Code::Internal, "a keeper sent an unexpected first message")),
+        Some(_) => {
+            return Err(Error::new(
+                Code::Internal,
+                "a keeper sent an unexpected first message",
+            ));
+        }
     })
 }
 

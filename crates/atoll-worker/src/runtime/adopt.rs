@@ -129,7 +129,7 @@ impl LocalRuntime {
             let mut directories = [&sandboxes, &orphaned].into_iter();
             directories.any(|at| at.join(id.as_str()).exists()) || is_ending(id)
         };
-        instance.disk.sweep(&is_known)?;
+        instance.storage.sweep(&is_known)?;
         Ok(unacknowledged)
     }
 

@@ -36,7 +36,7 @@ impl LocalRuntime {
 
     /// Ends a sandbox's processes and moves its files to a directory on the same file system.
     pub async fn export_files(&self, id: &SandboxId, directory: PathBuf) -> Result<(), Error> {
-        if !self.shared.instance.disk.can_keep() {
+        if !self.shared.instance.storage.can_export() {
             return Err(cannot_keep());
         }
         self.end(id, Some(directory), None).await

@@ -30,7 +30,8 @@ impl RuntimeState {
     /// The exec table of a sandbox directory. `complete` means that the sandbox is new and no
     /// journal rows exist.
     pub(crate) fn table(&self, id: &SandboxId, directory: &Path, complete: bool) -> ExecTable {
-        ExecTable::new(directory.join("execs"), complete, self.journal_notifier(id)).with_retention(self.output_retention)
+        ExecTable::new(directory.join("execs"), complete, self.journal_notifier(id))
+            .with_retention(self.output_retention)
     }
 }
 

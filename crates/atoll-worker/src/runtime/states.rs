@@ -187,7 +187,7 @@ async fn sync_files(shared: &RuntimeState, id: &SandboxId) -> Result<(), Error> 
     if shared.instance.data_lock.is_none() {
         return Ok(());
     }
-    let path = shared.instance.disk.place(id);
+    let path = shared.instance.storage.directory(id);
     shared.syncer.sync_files(path).await
 }
 

@@ -6,7 +6,7 @@ use atoll_model::Error;
 
 use super::LocalRuntime;
 use crate::sandbox::run_blocking;
-use crate::storage::Space;
+use crate::storage::DiskSpace;
 use crate::template::{ArchiveReader, TemplateInfo, TemplateOptions};
 use crate::warm_pool::WarmPool;
 
@@ -40,9 +40,9 @@ impl LocalRuntime {
         let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
         run_blocking(move || {
             let path = shared.templates.path();
-            let space = Space::of(path)?;
+            let space = DiskSpace::of(path)?;
             space.require(path)?;
-            let max_bytes = options.max_bytes.min(space.left().0);
+            let max_bytes = options.max_bytes.min(space.available().0);
             let options = TemplateOptions {
                 max_bytes,
                 ..options

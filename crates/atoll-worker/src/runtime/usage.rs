@@ -23,7 +23,7 @@ impl LocalRuntime {
                     if record.info.limits.disk != limits.disk {
                         // A storage limit applies to files, so also to a stopped sandbox.
                         let shared = Arc::clone(shared);
-                        let limit = move || shared.instance.disk.limit(&name, limits.disk);
+                        let limit = move || shared.instance.storage.set_limit(&name, limits.disk);
                         run_blocking(limit).await?;
                     }
                     record.set_limits(limits);
@@ -57,6 +57,6 @@ impl LocalRuntime {
     pub async fn disk_usage(&self, id: &SandboxId) -> Result<DiskUsage, Error> {
         let limit = self.get(id)?.limits.disk;
         let (shared, id) = (Arc::clone(&self.shared), id.clone());
-        run_blocking(move || shared.instance.disk.usage(&id, limit)).await
+        run_blocking(move || shared.instance.storage.usage(&id, limit)).await
     }
 }

@@ -214,7 +214,10 @@ impl Embryo {
             fd.try_clone()
                 .map_err(|error| internal("copy a descriptor", &error))
         };
-        let (layer, directory) = (copy(&planned.template.root)?, copy(&self.files.storage_dir)?);
+        let (layer, directory) = (
+            copy(&planned.template.root)?,
+            copy(&self.files.storage_dir)?,
+        );
         let authorities = planned.authorities.as_deref();
         let authorities = authorities.map(|authorities| copy(authorities.root()));
         let layers: Vec<OwnedFd> = authorities

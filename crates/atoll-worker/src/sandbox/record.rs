@@ -97,7 +97,8 @@ impl Record {
     pub(crate) fn keep_synced(directory: &Path) -> Result<(), Error> {
         let (new, path) = (directory.join("record.synced.new"), directory.join(SYNCED));
         let _ = fs::remove_file(&new);
-        let linked = fs::hard_link(directory.join(NAME), &new).and_then(|()| fs::rename(&new, &path));
+        let linked =
+            fs::hard_link(directory.join(NAME), &new).and_then(|()| fs::rename(&new, &path));
         match linked {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(host_file_error("write", &path, &error))

@@ -19,7 +19,7 @@ use atoll_jail::cgroup::SandboxCgroup;
 /// Checks limits against the maximum and this host.
 pub(crate) fn check(shared: &RuntimeState, limits: &Limits) -> Result<(), Error> {
     limits.check(&shared.max_limits, Bytes(shared.facts.memory))?;
-    shared.instance.disk.check(limits.disk)
+    shared.instance.storage.check_limit(limits.disk)
 }
 
 /// Limits of the control groups, and what PID 1 has to set for programs.
@@ -47,13 +47,13 @@ pub(super) async fn enforce(
 ) -> Result<(), Error> {
     let (shared, id, group) = (Arc::clone(shared), id.clone(), group.clone());
     run_blocking(move || {
-        let disk = &shared.instance.disk;
+        let storage = &shared.instance.storage;
         if from.1 != to.1 {
-            disk.limit(&id, to.1)?;
+            storage.set_limit(&id, to.1)?;
         }
         let changed = group.change(&from.0, &to.0, &shared.instance.cgroups);
         if changed.is_err() && from.1 != to.1 {
-            let _ = disk.limit(&id, from.1);
+            let _ = storage.set_limit(&id, from.1);
         }
         changed.map_err(|error| resize_error(&error, group.usage().memory))
     })

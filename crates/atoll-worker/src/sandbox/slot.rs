@@ -35,12 +35,12 @@ impl SlotFiles {
         preexisting: bool,
     ) -> Result<Self, Error> {
         let directory = shared.instance.sandbox(&id);
-        let disk = &shared.instance.disk;
+        let storage = &shared.instance.storage;
         let prepared = (|| {
             let create_dir = |path: &Path| {
                 fs::create_dir(path).map_err(|error| host_file_error("create", path, &error))
             };
-            let files = disk.place(&id);
+            let files = storage.directory(&id);
             if preexisting {
                 if files.exists() {
                     // overlayfs refuses the `work` directory of an earlier mount.
@@ -51,12 +51,12 @@ impl SlotFiles {
                 } else {
                     // Only a power failure shortly after the create removes the storage of a
                     // sandbox.
-                    disk.make(&id, size)?;
+                    storage.create(&id, size)?;
                 }
             } else {
                 create_dir(&directory)?;
                 create_dir(&directory.join("execs"))?;
-                disk.make(&id, size)?;
+                storage.create(&id, size)?;
             }
             Ok((open_directory(&files)?, prepare_mounts(plan, Vec::new())?))
         })();
@@ -70,7 +70,7 @@ impl SlotFiles {
             }),
             Err(error) => {
                 if !preexisting {
-                    let _ = disk.remove(&id);
+                    let _ = storage.remove(&id);
                     let _ = crate::instance::remove_directory(&directory);
                 }
                 Err(error)

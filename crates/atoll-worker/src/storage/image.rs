@@ -1,13 +1,13 @@
-//! One sparse file with a btrfs in it, mounted at `storage/` of the instance's directory. Every sandbox
-//! has a subvolume of its own there, whose quota group is its limit; deleting one is one call, however
-//! much is in it.
+//! Storage in one sparse file with btrfs, mounted at `storage/` in the instance's directory. Each
+//! sandbox has a subvolume, whose quota group enforces its limit; deleting one is a single call,
+//! whatever its size.
 //!
-//! All subvolumes are also in the group [`ALL`], whose limit follows the host's free space: a sparse file
-//! can grow only while its host has room, and a file system that meets a full host is lost. So sandboxes
-//! are told "disk quota exceeded" before that, and go on when there is room again.
+//! All subvolumes are also in the quota group [`ALL`], whose limit follows the host's free space. A
+//! sparse file can grow only while the host has space, and btrfs does not survive a full host, so
+//! sandboxes get EDQUOT before that and can write again when the host has space.
 //!
-//! The mount is in the host's own namespace: it survives us, and whoever opens the instance next goes on
-//! with it.
+//! The mount is in the host's mount namespace: it survives the server, and the next server of the
+//! instance uses it.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,106 +24,111 @@ use atoll_jail::{btrfs, loop_image};
 use atoll_model::{Bytes, Code, DiskUsage, Error, SandboxId};
 use rustix::fs::{Mode, OFlags};
 
-use super::{Disk, Space};
+use super::{DiskSpace, StorageBackend};
 use crate::error::{host_file_error, internal, jail};
 use crate::sync::lock;
 
-/// The group of all sandboxes.
+/// Quota group of all sandboxes.
 const ALL: u64 = btrfs::group(0);
-/// What is deleted is given back to the host with the commit. Put off, it would be nobody's for minutes, and the
-/// ceiling of all too low for as long.
+/// Discard on commit, so that deleted data is returned to the host after seconds. Otherwise the
+/// host's free space, and with it the limit of [`ALL`], would be too low for minutes.
 const OPTIONS: &str = "commit=5,discard=sync";
-/// The least a btrfs can be.
-const LEAST: u64 = 128 << 20;
-/// Commits that a deleted subvolume needs: one that wakes the cleaner, one that gives back what the cleaner freed,
-/// and one for a cleaner that was late.
-const COMMITS: u32 = 3;
-/// How often the ceiling of all sandboxes is set by what the host has left, and commits follow each other.
-const EVERY: Duration = Duration::from_secs(1);
-const MAKER: &str = "mkfs.btrfs";
+/// Minimum size of a btrfs file system.
+const MIN_IMAGE_BYTES: u64 = 128 << 20;
+/// Commits after deleting a subvolume: one to wake the cleaner, one to release what it freed, and
+/// one in case the cleaner was late.
+const COMMITS_PER_DELETE: u32 = 3;
+/// Interval between two updates of the limit of [`ALL`], and between two commits.
+const CEILING_INTERVAL: Duration = Duration::from_secs(1);
+const MKFS: &str = "mkfs.btrfs";
 
 #[derive(Debug)]
 pub(super) struct Image {
-    /// Where it is mounted.
-    at: PathBuf,
-    /// Its top directory, until it is closed.
-    top: Arc<Mutex<Option<Top>>>,
+    /// Directory where the file system is mounted.
+    mount_point: PathBuf,
+    /// The mounted file system; `None` after the backend was closed.
+    mounted: Arc<Mutex<Option<MountedFs>>>,
     ceiling: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
 }
 
 /// The mounted file system.
 #[derive(Debug)]
-struct Top {
-    opened: OwnedFd,
+struct MountedFs {
+    dir: OwnedFd,
     groups: PathBuf,
-    /// Commits to begin for what was deleted.
-    due: AtomicU32,
+    /// Number of commits that are still to be started for deleted subvolumes.
+    due_commits: AtomicU32,
 }
 
-/// Why this host cannot have one, and what would help.
-pub(super) fn missing(facts: &Facts) -> Option<(String, String)> {
+/// The first missing requirement of this host, with its remedy.
+pub(super) fn missing_requirement(facts: &Facts) -> Option<(String, String)> {
     if !facts.filesystems.iter().any(|name| name == "btrfs") {
-        let why = "the kernel does not know btrfs".into();
-        return Some((why, "modprobe btrfs, or boot a kernel that has it".into()));
+        let reason = "the kernel has no btrfs".into();
+        return Some((
+            reason,
+            "modprobe btrfs, or boot a kernel that has it".into(),
+        ));
     }
     if !Path::new("/dev/loop-control").exists() {
-        let why = "there are no loop devices".into();
-        return Some((why, "modprobe loop".into()));
+        let reason = "there are no loop devices".into();
+        return Some((reason, "modprobe loop".into()));
     }
-    if maker().is_none() {
-        let why = format!("{MAKER} is not installed");
-        return Some((why, "apt-get install btrfs-progs".into()));
+    if find_mkfs().is_none() {
+        let reason = format!("{MKFS} is not installed");
+        return Some((reason, "apt-get install btrfs-progs".into()));
     }
     None
 }
 
-fn maker() -> Option<PathBuf> {
-    let places = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"];
-    let mut paths = places.iter().map(|place| Path::new(place).join(MAKER));
+fn find_mkfs() -> Option<PathBuf> {
+    let directories = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"];
+    let mut paths = directories
+        .iter()
+        .map(|directory| Path::new(directory).join(MKFS));
     paths.find(|path| path.exists())
 }
 
 impl Image {
-    /// Goes on with what is mounted, mounts what is there, or makes a new one.
+    /// Uses the existing mount, mounts the existing image, or creates one.
     pub(super) fn open(directory: &Path, facts: &Facts) -> Result<Self, Error> {
-        let (file, at) = (directory.join("storage.btrfs"), directory.join("storage"));
-        crate::instance::private_directory(&at)?;
-        if !loop_image::is_mounted(&at) {
+        let (file, mount_point) = (directory.join("storage.btrfs"), directory.join("storage"));
+        crate::instance::private_directory(&mount_point)?;
+        if !loop_image::is_mounted(&mount_point) {
             if !file.exists() {
-                super::require(super::Storage::Image, facts)?;
-                make(directory, &file)?;
+                super::check_host(super::Storage::Image, facts)?;
+                create_image(directory, &file)?;
             }
-            loop_image::mount(&file, &at, OPTIONS).map_err(|error| jail(&error))?;
+            loop_image::mount(&file, &mount_point, OPTIONS).map_err(|error| jail(&error))?;
         }
-        let top = Top::open(&at)?;
-        if !top.groups.exists() {
-            btrfs::enable_quotas(top.opened.as_fd()).map_err(|error| jail(&error))?;
+        let mounted = MountedFs::open(&mount_point)?;
+        if !mounted.groups.exists() {
+            btrfs::enable_quotas(mounted.dir.as_fd()).map_err(|error| jail(&error))?;
         }
-        btrfs::create_group(top.opened.as_fd(), ALL).map_err(|error| jail(&error))?;
+        btrfs::create_group(mounted.dir.as_fd(), ALL).map_err(|error| jail(&error))?;
         let image = Self {
-            at,
-            top: Arc::new(Mutex::new(Some(top))),
+            mount_point,
+            mounted: Arc::new(Mutex::new(Some(mounted))),
             ceiling: Mutex::default(),
         };
-        image.follow(directory.to_owned())?;
+        image.start_ceiling_thread(directory.to_owned())?;
         Ok(image)
     }
 
-    fn with<T>(&self, work: impl FnOnce(&Top) -> Result<T, Error>) -> Result<T, Error> {
-        match &*lock(&self.top) {
-            Some(top) => work(top),
+    fn with<T>(&self, work: impl FnOnce(&MountedFs) -> Result<T, Error>) -> Result<T, Error> {
+        match &*lock(&self.mounted) {
+            Some(mounted) => work(mounted),
             None => Err(Error::new(Code::Internal, "the storage was closed")),
         }
     }
 
-    /// Keeps the ceiling of all sandboxes below what the host has left.
-    fn follow(&self, directory: PathBuf) -> Result<(), Error> {
-        let top = Arc::clone(&self.top);
+    /// Starts the thread that updates the limit of [`ALL`].
+    fn start_ceiling_thread(&self, directory: PathBuf) -> Result<(), Error> {
+        let mounted = Arc::clone(&self.mounted);
         let mut last = 0;
         let mut set = move || {
-            if let Some(top) = &*lock(&top) {
-                last = top.set_ceiling(&directory, last);
-                top.hurry();
+            if let Some(mounted) = &*lock(&mounted) {
+                last = mounted.set_ceiling(&directory, last);
+                mounted.start_due_commit();
             }
         };
         set();
@@ -131,7 +136,7 @@ impl Image {
         let thread = std::thread::Builder::new()
             .name("atoll-ceiling".into())
             .spawn(move || {
-                while stopped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+                while stopped.recv_timeout(CEILING_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                     set();
                 }
             });
@@ -141,23 +146,23 @@ impl Image {
     }
 }
 
-/// Makes the file, whole or not at all.
-fn make(directory: &Path, file: &Path) -> Result<(), Error> {
-    let space = Space::of(directory)?;
+/// Creates the image file, atomically.
+fn create_image(directory: &Path, file: &Path) -> Result<(), Error> {
+    let space = DiskSpace::of(directory)?;
     space.require(directory)?;
-    let size = space.left().0 & !0xfffff;
-    if size < LEAST {
+    let size = space.available().0 & !0xfffff;
+    if size < MIN_IMAGE_BYTES {
         let message = format!(
-            "{} are left beside the host's reserve, too little for an image",
-            space.left()
+            "only {} is free besides the host's reserve, too little for an image",
+            space.available()
         );
         return Err(Error::new(Code::DiskFull, message).remedy("free some space, or run atoll gc"));
     }
     let new = file.with_extension("btrfs.new");
-    let made = File::create(&new).and_then(|made| made.set_len(size));
-    made.map_err(|error| host_file_error("create", &new, &error))?;
-    let program = maker().unwrap_or_else(|| MAKER.into());
-    let done = Command::new(&program)
+    let created = File::create(&new).and_then(|created| created.set_len(size));
+    created.map_err(|error| host_file_error("create", &new, &error))?;
+    let program = find_mkfs().unwrap_or_else(|| MKFS.into());
+    let output = Command::new(&program)
         .args(["--quiet", "--force", "--nodiscard"])
         .args([
             "--metadata",
@@ -170,33 +175,33 @@ fn make(directory: &Path, file: &Path) -> Result<(), Error> {
         .arg(&new)
         .stdin(Stdio::null())
         .output();
-    let done = done.map_err(|error| host_file_error("run", &program, &error))?;
-    if !done.status.success() {
+    let output = output.map_err(|error| host_file_error("run", &program, &error))?;
+    if !output.status.success() {
         let _ = fs::remove_file(&new);
-        let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
-        return Err(Error::new(Code::Internal, format!("{MAKER}: {why}")));
+        let reason = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(Error::new(Code::Internal, format!("{MKFS}: {reason}")));
     }
     fs::rename(&new, file).map_err(|error| host_file_error("create", file, &error))
 }
 
-impl Top {
-    fn open(at: &Path) -> Result<Self, Error> {
+impl MountedFs {
+    fn open(mount_point: &Path) -> Result<Self, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let opened = rustix::fs::open(at, flags, Mode::empty())
-            .map_err(|error| host_file_error("open", at, &error.into()))?;
-        let id = btrfs::id(opened.as_fd()).map_err(|error| jail(&error))?;
+        let dir = rustix::fs::open(mount_point, flags, Mode::empty())
+            .map_err(|error| host_file_error("open", mount_point, &error.into()))?;
+        let id = btrfs::id(dir.as_fd()).map_err(|error| jail(&error))?;
         Ok(Self {
-            opened,
+            dir,
             groups: Path::new("/sys/fs/btrfs").join(id).join("qgroups"),
-            due: AtomicU32::new(0),
+            due_commits: AtomicU32::new(0),
         })
     }
 
-    /// The quota group of a sandbox; `None` if it has no subvolume.
+    /// Quota group of a sandbox; `None` if it has no subvolume.
     fn group(&self, id: &SandboxId) -> Result<Option<u64>, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = match rustix::fs::openat(&self.opened, id.as_str(), flags, Mode::empty()) {
-            Ok(opened) => opened,
+        let dir = match rustix::fs::openat(&self.dir, id.as_str(), flags, Mode::empty()) {
+            Ok(dir) => dir,
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             Err(error) => {
                 return Err(host_file_error(
@@ -206,11 +211,11 @@ impl Top {
                 ));
             }
         };
-        let group = btrfs::subvolume(opened.as_fd());
+        let group = btrfs::subvolume(dir.as_fd());
         group.map(Some).map_err(|error| jail(&error))
     }
 
-    fn number(&self, group: u64, name: &str) -> u64 {
+    fn read_counter(&self, group: u64, name: &str) -> u64 {
         let file = format!("{}_{}/{name}", group >> 48, group & ((1 << 48) - 1));
         let text = fs::read_to_string(self.groups.join(file)).unwrap_or_default();
         text.trim().parse().unwrap_or(0)
@@ -219,9 +224,9 @@ impl Top {
     fn usage(&self, id: &SandboxId, limit: Bytes) -> Result<DiskUsage, Error> {
         let group = self.group(id)?;
         Ok(DiskUsage {
-            // Counted, and written but not yet on the disk.
+            // Accounted usage, and writes that are not on disk yet.
             used: Bytes(group.map_or(0, |group| {
-                self.number(group, "referenced") + self.number(group, "rsv_data")
+                self.read_counter(group, "referenced") + self.read_counter(group, "rsv_data")
             })),
             limit,
             enforced: true,
@@ -229,84 +234,88 @@ impl Top {
         })
     }
 
-    /// Helps what was deleted on its way.
-    fn hurry(&self) {
-        let due = self.due.load(Relaxed);
-        if due > 0 {
-            self.due.store(due - 1, Relaxed);
-            // Without it the same happens later.
-            let _ = btrfs::begin_commit(self.opened.as_fd());
+    /// Starts one of the due commits.
+    fn start_due_commit(&self) {
+        let due_commits = self.due_commits.load(Relaxed);
+        if due_commits > 0 {
+            self.due_commits.store(due_commits - 1, Relaxed);
+            // If this fails, the periodic commit does it later.
+            let _ = btrfs::begin_commit(self.dir.as_fd());
         }
     }
 
-    /// Lets all sandboxes together take what the host has left, and no more. What was written and is
-    /// not yet counted is on the host's disk already, so this errs on the host's side.
+    /// Limits all sandboxes together to what the host has free. Writes that are not accounted yet
+    /// already use space on the host, so the limit is never too high.
     fn set_ceiling(&self, directory: &Path, last: u64) -> u64 {
-        let Ok(space) = Space::of(directory) else {
+        let Ok(space) = DiskSpace::of(directory) else {
             return last;
         };
-        let left = space.left().0;
-        let ceiling = (self.number(ALL, "referenced") + left).max(1);
-        // Every change is a transaction: not for what makes no difference.
-        if last != 0 && ceiling.abs_diff(last) < (left / 8).max(4 << 20) {
+        let available = space.available().0;
+        let ceiling = (self.read_counter(ALL, "referenced") + available).max(1);
+        // Each change is a transaction, so small changes are skipped.
+        if last != 0 && ceiling.abs_diff(last) < (available / 8).max(4 << 20) {
             return last;
         }
-        match btrfs::limit(self.opened.as_fd(), ALL, ceiling) {
+        match btrfs::limit(self.dir.as_fd(), ALL, ceiling) {
             Ok(()) => ceiling,
             Err(_) => last,
         }
     }
 }
 
-impl Disk for Image {
-    fn check(&self, _: Bytes) -> Result<(), Error> {
+impl StorageBackend for Image {
+    fn check_limit(&self, _: Bytes) -> Result<(), Error> {
         Ok(())
     }
 
-    fn place(&self, id: &SandboxId) -> PathBuf {
-        self.at.join(id.as_str())
+    fn directory(&self, id: &SandboxId) -> PathBuf {
+        self.mount_point.join(id.as_str())
     }
 
-    fn make(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error> {
-        self.with(|top| {
-            let made = btrfs::create(top.opened.as_fd(), id.as_str(), ALL);
-            made.map_err(|error| jail(&error))
+    fn create(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error> {
+        self.with(|mounted| {
+            let created = btrfs::create(mounted.dir.as_fd(), id.as_str(), ALL);
+            created.map_err(|error| jail(&error))
         })?;
         for part in ["upper", "work"] {
-            super::make_directory(&self.place(id).join(part))?;
+            super::make_directory(&self.directory(id).join(part))?;
         }
-        self.limit(id, limit)
+        self.set_limit(id, limit)
     }
 
-    fn limit(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error> {
-        self.with(|top| {
-            let group = top.group(id)?.ok_or_else(|| {
-                Error::new(Code::Internal, format!("{id} has no place in the storage"))
+    fn set_limit(&self, id: &SandboxId, limit: Bytes) -> Result<(), Error> {
+        self.with(|mounted| {
+            let group = mounted.group(id)?.ok_or_else(|| {
+                Error::new(
+                    Code::Internal,
+                    format!("{id} has no subvolume in the storage"),
+                )
             })?;
-            let set = btrfs::limit(top.opened.as_fd(), group, limit.0);
+            let set = btrfs::limit(mounted.dir.as_fd(), group, limit.0);
             set.map_err(|error| jail(&error))
         })
     }
 
     fn usage(&self, id: &SandboxId, limit: Bytes) -> Result<DiskUsage, Error> {
-        self.with(|top| top.usage(id, limit))
+        self.with(|mounted| mounted.usage(id, limit))
     }
 
     fn remove(&self, id: &SandboxId) -> Result<(), Error> {
-        self.with(|top| {
-            if top.group(id)?.is_none() {
+        self.with(|mounted| {
+            if mounted.group(id)?.is_none() {
                 return Ok(());
             }
-            let gone = btrfs::destroy(top.opened.as_fd(), id.as_str());
-            gone.map_err(|error| jail(&error))?;
-            top.due.store(COMMITS, Relaxed);
+            let destroyed = btrfs::destroy(mounted.dir.as_fd(), id.as_str());
+            destroyed.map_err(|error| jail(&error))?;
+            mounted.due_commits.store(COMMITS_PER_DELETE, Relaxed);
             Ok(())
         })
     }
 
     fn sweep(&self, known: &dyn Fn(&SandboxId) -> bool) -> Result<(), Error> {
-        let entries = fs::read_dir(&self.at);
-        let entries = entries.map_err(|error| host_file_error("read", &self.at, &error))?;
+        let entries = fs::read_dir(&self.mount_point);
+        let entries =
+            entries.map_err(|error| host_file_error("read", &self.mount_point, &error))?;
         for entry in entries.flatten() {
             let id = entry
                 .file_name()
@@ -321,7 +330,7 @@ impl Disk for Image {
         Ok(())
     }
 
-    fn can_keep(&self) -> bool {
+    fn can_export(&self) -> bool {
         false
     }
 
@@ -331,7 +340,7 @@ impl Disk for Image {
             drop(stop);
             let _ = thread.join();
         }
-        lock(&self.top).take();
+        lock(&self.mounted).take();
     }
 }
 
@@ -341,21 +350,21 @@ impl Drop for Image {
     }
 }
 
-/// What a sandbox takes in the storage of an instance that somebody else may have open; `None` where it is
-/// not mounted.
+/// Usage of a sandbox in the storage of an instance that another process may have open; `None` if
+/// it is not mounted.
 pub(super) fn usage(
     directory: &Path,
     id: &SandboxId,
     limit: Bytes,
 ) -> Result<Option<DiskUsage>, Error> {
-    let at = directory.join("storage");
-    if !loop_image::is_mounted(&at) {
+    let mount_point = directory.join("storage");
+    if !loop_image::is_mounted(&mount_point) {
         return Ok(None);
     }
-    Top::open(&at)?.usage(id, limit).map(Some)
+    MountedFs::open(&mount_point)?.usage(id, limit).map(Some)
 }
 
-/// Takes the mount of an instance away that nobody has.
-pub(super) fn dismantle(directory: &Path) -> Result<(), Error> {
+/// Unmounts the storage of a dead instance.
+pub(super) fn unmount(directory: &Path) -> Result<(), Error> {
     loop_image::unmount(&directory.join("storage")).map_err(|error| jail(&error))
 }

@@ -1,5 +1,5 @@
-//! Directories of the data directory's own file system, each inside its sandbox's directory and gone
-//! with it. Nothing keeps a limit; what is taken is measured when somebody asks.
+//! Storage in the sandbox's own directory. Limits are not enforced, and usage is measured on
+//! request.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use atoll_model::{Bytes, Code, DiskUsage, Error, Limits, SandboxId};
 
-use super::Disk;
+use super::StorageBackend;
 use crate::error::host_file_error;
 use crate::tree;
 
-/// The most entries that are looked at for one sandbox, and for how long.
-const MOST_ENTRIES: u64 = 1_000_000;
-const LONGEST: Duration = Duration::from_secs(2);
+/// Limits of one measurement.
+const MAX_ENTRIES: u64 = 1_000_000;
+const MAX_DURATION: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Plain {
@@ -29,37 +29,37 @@ impl Plain {
     }
 }
 
-impl Disk for Plain {
-    fn check(&self, limit: Bytes) -> Result<(), Error> {
+impl StorageBackend for Plain {
+    fn check_limit(&self, limit: Bytes) -> Result<(), Error> {
         if limit == Limits::default().disk {
             return Ok(());
         }
         Err(Error::new(
             Code::UnsupportedByHost,
-            format!("disk {limit} cannot be kept: storage is plain"),
+            format!("disk {limit} cannot be enforced: storage is plain"),
         )
-        .remedy("set storage = image (ATOLL_STORAGE=image), or leave disk as it is")
+        .remedy("set storage = image (ATOLL_STORAGE=image), or leave disk unset")
         .detail("field", "disk")
         .detail("feature", "disk limits"))
     }
 
-    fn place(&self, id: &SandboxId) -> PathBuf {
+    fn directory(&self, id: &SandboxId) -> PathBuf {
         self.sandboxes.join(id.as_str())
     }
 
-    fn make(&self, id: &SandboxId, _: Bytes) -> Result<(), Error> {
+    fn create(&self, id: &SandboxId, _: Bytes) -> Result<(), Error> {
         for part in ["upper", "work"] {
-            super::make_directory(&self.place(id).join(part))?;
+            super::make_directory(&self.directory(id).join(part))?;
         }
         Ok(())
     }
 
-    fn limit(&self, _: &SandboxId, limit: Bytes) -> Result<(), Error> {
-        self.check(limit)
+    fn set_limit(&self, _: &SandboxId, limit: Bytes) -> Result<(), Error> {
+        self.check_limit(limit)
     }
 
     fn usage(&self, id: &SandboxId, limit: Bytes) -> Result<DiskUsage, Error> {
-        usage(&self.place(id), limit)
+        usage(&self.directory(id), limit)
     }
 
     fn remove(&self, _: &SandboxId) -> Result<(), Error> {
@@ -70,21 +70,21 @@ impl Disk for Plain {
         Ok(())
     }
 
-    fn can_keep(&self) -> bool {
+    fn can_export(&self) -> bool {
         true
     }
 
     fn close(&self) {}
 }
 
-/// What the `upper` of a sandbox's directory takes, as far as it can be told in a moment.
+/// StorageBackend usage of the `upper` directory, as far as it can be measured within the limits.
 pub(super) fn usage(directory: &Path, limit: Bytes) -> Result<DiskUsage, Error> {
     let upper = directory.join("upper");
     let opened = fs::File::open(&upper).map_err(|error| host_file_error("open", &upper, &error))?;
-    let until = Instant::now() + LONGEST;
-    let more = |usage: &tree::Usage| usage.inodes < MOST_ENTRIES && Instant::now() < until;
+    let until = Instant::now() + MAX_DURATION;
+    let more = |usage: &tree::Usage| usage.inodes < MAX_ENTRIES && Instant::now() < until;
     let mut found = tree::Usage::default();
-    // A sandbox that moves its directories about meanwhile is measured as far as it was seen.
+    // If programs move directories meanwhile, the measurement is incomplete.
     let complete = tree::usage_while(opened.as_fd(), &mut found, more).unwrap_or(false);
     Ok(DiskUsage {
         used: Bytes(found.bytes),

@@ -240,8 +240,9 @@ impl<'a, 'b> Copier<'a, 'b> {
         };
         let now = rustix::fs::fstat(&from).map_err(failed("examine", display_path(at)))?;
         if (now.st_dev, now.st_ino) != (stat.st_dev, stat.st_ino) {
-            let reason = "it was replaced while it was copied; try again when no program writes there"
-                .to_owned();
+            let reason =
+                "it was replaced while it was copied; try again when no program writes there"
+                    .to_owned();
             return Err(Error::Refused {
                 entry: display_path(at).display().to_string(),
                 reason,

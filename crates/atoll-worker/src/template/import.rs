@@ -131,7 +131,8 @@ pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
         // A symlink of that name may stay: the sandbox mounts without following symlinks.
         if rustix::fs::mkdirat(layer, *name, Mode::RWXU).is_ok() {
             let opened = layer_path::open_directory(layer, name.as_bytes());
-            opened.and_then(|dir| layer_path::set_owner_and_mode(&dir, 0, 0, *mode))
+            opened
+                .and_then(|dir| layer_path::set_owner_and_mode(&dir, 0, 0, *mode))
                 .map_err(failed("create", *name))?;
         }
     }
@@ -140,10 +141,11 @@ pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
             .map_err(failed("add the user to", format!("/{name}")))?;
     }
     let home = user.home.strip_prefix("/").unwrap_or(&user.home);
-    let home = Name::parse(home.as_os_str().as_encoded_bytes()).map_err(|reason| Error::Refused {
-        entry: user.home.display().to_string(),
-        reason: reason.to_owned(),
-    })?;
+    let home =
+        Name::parse(home.as_os_str().as_encoded_bytes()).map_err(|reason| Error::Refused {
+            entry: user.home.display().to_string(),
+            reason: reason.to_owned(),
+        })?;
     if home.is_root()
         || !matches!(
             layer_path::open(layer, home.bytes(), OFlags::PATH),
@@ -209,7 +211,8 @@ impl From<Errno> for EntryError {
             Errno::NOTDIR => "a parent directory is a file".to_owned(),
             Errno::XDEV => "it leads out of the template".to_owned(),
             Errno::NAMETOOLONG => {
-                "its name is too long for a file system (255 bytes per component, 4,095 in total)".to_owned()
+                "its name is too long for a file system (255 bytes per component, 4,095 in total)"
+                    .to_owned()
             }
             error => io::Error::from(error).to_string(),
         })
@@ -227,7 +230,8 @@ struct Unpacking<'a, 'b> {
 
 impl Unpacking<'_, '_> {
     fn create_entry(&mut self, entry: &Entry, contents: &mut Entries) -> Result<(), EntryError> {
-        let name = Name::parse(&entry.name).map_err(|reason| EntryError::Refused(reason.to_owned()))?;
+        let name =
+            Name::parse(&entry.name).map_err(|reason| EntryError::Refused(reason.to_owned()))?;
         if name.is_root() {
             // The layer's own directory stays owned by root with mode 755, even if the archive has
             // a private one.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use atoll_model::{Bytes, Code, Error};
 use atoll_worker::instance;
-use atoll_worker::storage::survey::{self, Line, Survey};
+use atoll_worker::storage::usage::{self, SandboxUsage, StorageUsage};
 use clap::Args;
 use comfy_table::{CellAlignment, Table};
 
@@ -36,7 +36,7 @@ impl Df {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         self.local.require("df", config)?;
         instance::data_directory(&config.data)?;
-        let survey = survey::take(&config.data)?;
+        let survey = usage::measure(&config.data)?;
         if self.json {
             let text = serde_json::to_string_pretty(&survey);
             say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
@@ -47,11 +47,11 @@ impl Df {
     }
 }
 
-fn show(survey: &Survey, all: bool) {
+fn show(survey: &StorageUsage, all: bool) {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["INSTANCE", "SANDBOX", "STORAGE", "USED", "LIMIT"]);
-    let is_shown = |line: &&Line| all || !line.pooled;
+    let is_shown = |line: &&SandboxUsage| all || !line.is_pooled;
     for line in survey.sandboxes.iter().filter(is_shown) {
         table.add_row(row(line));
     }
@@ -65,7 +65,11 @@ fn show(survey: &Survey, all: bool) {
     }
     say(&table.to_string());
     let host = &survey.host;
-    let pooled = survey.sandboxes.iter().filter(|line| line.pooled).count();
+    let pooled = survey
+        .sandboxes
+        .iter()
+        .filter(|line| line.is_pooled)
+        .count();
     let count = survey.sandboxes.len() - pooled;
     say(&format!(
         "\n{} used by {count} sandbox{}{}, {} by images; {} of {} free on the host, {} of it reserved",
@@ -84,9 +88,9 @@ fn show(survey: &Survey, all: bool) {
 }
 
 /// One row for the prepared sandboxes of each instance and storage.
-fn pools(survey: &Survey) -> Vec<[String; 5]> {
+fn pools(survey: &StorageUsage) -> Vec<[String; 5]> {
     let mut pools: BTreeMap<(&str, String), (usize, Bytes)> = BTreeMap::new();
-    for line in survey.sandboxes.iter().filter(|line| line.pooled) {
+    for line in survey.sandboxes.iter().filter(|line| line.is_pooled) {
         let key = (line.instance.as_str(), line.storage.to_string());
         let (count, used) = pools.entry(key).or_default();
         *count += 1;
@@ -105,7 +109,7 @@ fn pools(survey: &Survey) -> Vec<[String; 5]> {
     pools.into_iter().map(row).collect()
 }
 
-fn row(line: &Line) -> [String; 5] {
+fn row(line: &SandboxUsage) -> [String; 5] {
     let (used, limit) = match line.usage {
         None => ("not mounted".into(), String::new()),
         Some(usage) => (
@@ -130,16 +134,16 @@ fn row(line: &Line) -> [String; 5] {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails where something is wrong")]
 
-    use atoll_worker::storage::{Space, Storage};
+    use atoll_worker::storage::{DiskSpace, Storage};
 
     use super::*;
 
     #[test]
     fn prepared_sandboxes_are_one_row_of_their_instance() {
-        let line = |instance: &str, pooled| Line {
+        let line = |instance: &str, pooled| SandboxUsage {
             instance: instance.into(),
             id: atoll_model::SandboxId::random(),
-            pooled,
+            is_pooled: pooled,
             storage: Storage::Plain,
             usage: Some(atoll_model::DiskUsage {
                 used: Bytes(1 << 20),
@@ -150,9 +154,9 @@ mod tests {
         };
         let mut sandboxes = vec![line("server", false)];
         sandboxes.extend((0..112).map(|_| line("server", true)));
-        let survey = Survey {
+        let survey = StorageUsage {
             sandboxes,
-            host: Space::of(std::path::Path::new("/")).unwrap(),
+            host: DiskSpace::of(std::path::Path::new("/")).unwrap(),
             images: Bytes(0),
         };
         let rows = pools(&survey);

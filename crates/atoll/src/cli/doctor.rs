@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use atoll_jail::facts::Facts;
 use atoll_model::{Bytes, Code, Error, ExecSpec, Network, SandboxSpec};
 use atoll_store::DatabaseFile;
-use atoll_worker::storage::{self, Space};
+use atoll_worker::storage::{self, DiskSpace};
 use atoll_worker::template::{BASE, Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, orphans};
 use clap::Args;
@@ -237,9 +237,9 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
     };
     let data = config.data.display();
     let mut checks = Vec::new();
-    if let Ok(space) = Space::of(nearest(&config.data)) {
-        let Space { free, reserve, .. } = space;
-        let enough = space.left() >= Bytes(1 << 30);
+    if let Ok(space) = DiskSpace::of(nearest(&config.data)) {
+        let DiskSpace { free, reserve, .. } = space;
+        let enough = space.available() >= Bytes(1 << 30);
         let remedy = format!("free some space for {data}, or set ATOLL_DATA_DIR");
         checks.push(recommended(
             "disk space",
@@ -248,7 +248,7 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
             remedy,
         ));
     }
-    let possible = storage::require(Storage::Image, facts);
+    let possible = storage::check_host(Storage::Image, facts);
     let found = match (&possible, config.storage) {
         (Ok(()), Storage::Image) => "kept for every sandbox, by a btrfs image".into(),
         (Ok(()), Storage::Plain) => {

@@ -381,7 +381,7 @@ pub(crate) async fn open(
             authorities: own.authorities.to_vec(),
             templates: config.templates(),
             // It stays what it is.
-            storage: storage::kind(&place.directory).unwrap_or(own.storage),
+            storage: storage::recorded_kind(&place.directory).unwrap_or(own.storage),
             ..RuntimeConfig::new(&place.directory)
         });
         let error = match opened.await {

@@ -1,5 +1,6 @@
-//! What everything below a data directory takes, for whoever asks from outside: nothing is locked,
-//! opened for good or changed.
+//! Disk usage of everything in a data directory, as `atoll df` shows it.
+//!
+//! Locks nothing and changes nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,77 +8,78 @@ use std::path::{Path, PathBuf};
 use atoll_model::{Bytes, DiskUsage, Error, Limits, SandboxId};
 use serde::Serialize;
 
-use super::{Space, Storage, image, plain};
+use super::{DiskSpace, Storage, image, plain};
 use crate::sandbox::Record;
 
-/// The instance of sandboxes that `atoll run --keep` left.
-const KEPT: &str = "kept";
+/// Instance name of sandboxes that `atoll run --keep` left.
+const KEPT_INSTANCE: &str = "kept";
 
-/// What a data directory holds.
+/// Disk usage of a data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Survey {
+pub struct StorageUsage {
     /// Its sandboxes, by instance and id.
-    pub sandboxes: Vec<Line>,
-    /// The file system it is on.
-    pub host: Space,
-    /// What the images take of it.
+    pub sandboxes: Vec<SandboxUsage>,
+    /// DiskSpace of its file system.
+    pub host: DiskSpace,
+    /// Disk space that storage images take.
     pub images: Bytes,
 }
 
-/// One sandbox.
+/// Disk usage of one sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Line {
-    /// `server`, the tag of a run, its name if it has one, or `kept`.
+pub struct SandboxUsage {
+    /// `server`, the tag or the name of a run, or `kept`.
     pub instance: String,
-    /// Its id.
+    /// Id of the sandbox.
     #[serde(rename = "sandboxID")]
     pub id: SandboxId,
-    /// Prepared in advance: no user has it yet.
-    pub pooled: bool,
-    /// What its files are on.
+    /// Whether it is in the warm pool.
+    #[serde(rename = "pooled")]
+    pub is_pooled: bool,
+    /// Storage backend of its files.
     pub storage: Storage,
-    /// What they take; nothing is known of an image that is not mounted.
+    /// Its usage; `None` if its image is not mounted.
     #[serde(flatten)]
     pub usage: Option<DiskUsage>,
 }
 
-/// Looks at all instances below a data directory.
-pub fn take(data: &Path) -> Result<Survey, Error> {
-    let mut survey = Survey {
+/// Measures all instances of a data directory.
+pub fn measure(data: &Path) -> Result<StorageUsage, Error> {
+    let mut usage_report = StorageUsage {
         sandboxes: Vec::new(),
-        host: Space::of(data)?,
+        host: DiskSpace::of(data)?,
         images: Bytes(0),
     };
-    survey.add("server", data, &data.join("sandboxes"));
+    usage_report.add("server", data, &data.join("sandboxes"));
     for run in entries(&data.join("runs")) {
         let tag = run
             .file_name()
             .unwrap_or_default()
             .to_string_lossy()
             .into_owned();
-        survey.add(&tag, &run, &run.join("sandboxes"));
+        usage_report.add(&tag, &run, &run.join("sandboxes"));
     }
     for run in crate::instance::named::all(data) {
-        survey.add(
+        usage_report.add(
             run.name.as_str(),
             &run.directory,
             &run.directory.join("sandboxes"),
         );
     }
-    survey.add(KEPT, &data.join("kept"), &data.join("kept"));
-    Ok(survey)
+    usage_report.add(KEPT_INSTANCE, &data.join("kept"), &data.join("kept"));
+    Ok(usage_report)
 }
 
-impl Survey {
-    /// Everything that was measured.
+impl StorageUsage {
+    /// Sum of all measured sandboxes.
     pub fn used(&self) -> Bytes {
-        let used = |line: &Line| line.usage.map_or(0, |usage| usage.used.0);
+        let used = |sandbox: &SandboxUsage| sandbox.usage.map_or(0, |usage| usage.used.0);
         Bytes(self.sandboxes.iter().map(used).sum())
     }
 
-    /// One that ends meanwhile is left out.
+    /// A sandbox that ends meanwhile is left out.
     fn add(&mut self, instance: &str, directory: &Path, sandboxes: &Path) {
         use std::os::unix::fs::MetadataExt;
         let file = directory.join("storage.btrfs");
@@ -91,10 +93,11 @@ impl Survey {
                 .and_then(|name| name.to_str()?.parse().ok());
             let Some(id) = id else { continue };
             let record = Record::read(&path).ok().flatten();
-            // One that is only begun has no record. What was kept always belongs to a user.
-            let pooled = instance != KEPT && record.as_ref().is_none_or(|record| record.is_pooled);
+            // A create in progress has no record yet. Kept sandboxes always belong to a user.
+            let is_pooled =
+                instance != KEPT_INSTANCE && record.as_ref().is_none_or(|record| record.is_pooled);
             let limit = record.map_or(Limits::default().disk, |record| record.info.limits.disk);
-            // A data directory that changed its mind may have both.
+            // After a change of the backend a data directory may have both.
             let storage = if path.join("upper").is_dir() {
                 Storage::Plain
             } else {
@@ -105,10 +108,10 @@ impl Survey {
                 Storage::Image => image::usage(directory, &id, limit),
             };
             if let Ok(usage) = usage {
-                self.sandboxes.push(Line {
+                self.sandboxes.push(SandboxUsage {
                     instance: instance.to_owned(),
                     id,
-                    pooled,
+                    is_pooled,
                     storage,
                     usage,
                 });
