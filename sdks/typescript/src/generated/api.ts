@@ -1,71 +1,71 @@
 // Made from openapi/v1.json by scripts/generate.mjs: do not change it here.
 
-/** Whose rights count. */
+/** Whose permissions apply. */
 export type Authority = "user" | "root";
 
-/** The kind of a failure, for deciding what to do about it. */
+/** Class of an error. It determines the exit code of the CLI. */
 export type Category = "validation" | "auth" | "not_found" | "conflict" | "quota" | "rate_limit" | "provider_unavailable" | "provider_timeout" | "internal";
 
-/** Every failure a caller can be told of. */
+/** Code of an error. */
 export type Code = "INVALID_REQUEST" | "UNKNOWN_TEMPLATE" | "UNKNOWN_USER" | "CWD_NOT_FOUND" | "PROGRAM_NOT_FOUND" | "NOT_A_FILE" | "NOT_A_DIRECTORY" | "UNSUPPORTED_MEDIA_TYPE" | "RANGE_NOT_SATISFIABLE" | "MISDIRECTED_REQUEST" | "METHOD_NOT_ALLOWED" | "PAYLOAD_TOO_LARGE" | "MISSING_API_KEY" | "INVALID_API_KEY" | "INVALID_TICKET" | "PERMISSION_DENIED" | "NOT_FOUND" | "KEY_NOT_FOUND" | "ORG_NOT_FOUND" | "SESSION_NOT_FOUND" | "TERMINAL_NOT_FOUND" | "SANDBOX_NOT_FOUND" | "FILE_NOT_FOUND" | "EXEC_NOT_FOUND" | "TEMPLATE_NOT_FOUND" | "CONFLICT" | "FILE_EXISTS" | "SANDBOX_STOPPED" | "SANDBOX_PAUSED" | "STDIN_CLOSED" | "IDEMPOTENCY_MISMATCH" | "SANDBOX_FAILED" | "RATE_LIMITED" | "QUOTA_EXCEEDED" | "INTERNAL" | "UNSUPPORTED_BY_HOST" | "NO_CAPACITY" | "PROVIDER_TIMEOUT" | "DISK_FULL";
 
-/** A command. Its variables are not told. */
+/** A command, without its environment variables. */
 export type Command = CommandSummary & {
     execID: ExecId;
-    /** Inside the sandbox. */
+    /** In the sandbox's PID namespace. */
     pid: number;
-    /** From which position on its output is whole, if the first of it is not kept any more. */
+    /** Position of the first byte of output that is still stored, if earlier output was discarded. */
     truncatedBefore?: number | null;
 };
 
-/** A command or a terminal of a session's history. */
+/** A command or a terminal in a session's history. */
 export type CommandHistory = CommandSummary & {
-    /** The line was longer than is kept. */
+    /** The command line was truncated. */
     cut?: boolean;
-    /** Of a command. */
+    /** Only for commands. */
     execID?: ExecId | null;
-    /** How much it had written when it ended. */
+    /** Size of its output when it exited. */
     outputBytes?: number | null;
-    /** Of a terminal. */
+    /** Only for terminals. */
     ptyID?: string | null;
 };
 
-/** A command that has ended. */
+/** A command that has exited. */
 export type CommandResult = Exit & {
     /** In milliseconds. */
     durationMs: number;
     execID: ExecId;
-    /** Some bytes were no text: ask for base64. */
+    /** Output contained invalid UTF-8, which was replaced; request base64 instead. */
     lossy?: boolean;
     /** At most 10 MiB. */
     stderr: string;
     /** At most 10 MiB. */
     stdout: string;
-    /** There is more: `…/output` has it. */
+    /** Output was truncated; `…/output` has all of it. */
     truncated?: boolean;
 };
 
-/** What was run, and its result once it has ended. */
+/** A command, with its exit status once it has exited. */
 export type CommandSummary = {
     args?: string[];
     cmd: string;
     cwd?: string | null;
     endedAt?: Time | null;
-    /** Once it has ended. */
+    /** Only after it has exited. */
     exitCode?: number | null;
-    /** The kernel killed something of it for want of memory. */
+    /** The kernel killed one of its processes because memory ran out. */
     oomKilled?: boolean;
-    /** What ended it. */
+    /** The signal that killed it. */
     signal?: number | null;
     startedAt: Time;
     state: string;
     tag?: string | null;
-    /** Its deadline came first. */
+    /** Its deadline was exceeded. */
     timedOut?: boolean;
     user?: string | null;
 };
 
-/** How long the stages of a create took, in milliseconds. */
+/** Durations of the stages of a create, in milliseconds. */
 export type CreateTimings = {
     clone: number;
     root: number;
@@ -74,19 +74,19 @@ export type CreateTimings = {
     total: number;
 };
 
-/** How bytes become JSON. */
+/** Encoding of output in JSON. */
 export type Encoding = "text" | "base64";
 
-/** Something that happened to a sandbox. */
+/** An event of a sandbox. */
 export type Event = {
     at: Time;
-    /** What there is to say about it. */
+    /** Details, depending on the type. */
     data: Record<string, unknown>;
     eventID: EventId;
-    /** Counts up: `after` goes on behind it. */
+    /** Sequence number, increasing; the value for `after`. */
     number: number;
     sandboxID: SandboxId;
-    /** Such as `sandbox.created`. */
+    /** For example `sandbox.created`. */
     type: string;
 };
 
@@ -96,38 +96,38 @@ export type EventId = string;
 /** an exec id */
 export type ExecId = string;
 
-/** How a command ended. */
+/** Exit status of a command. */
 export type Exit = {
     /** 124 after a deadline, 137 after an OOM kill, 128 + n after signal n. */
     exitCode: number;
-    /** The kernel killed something of it for want of memory. */
+    /** The kernel killed one of its processes because memory ran out. */
     oomKilled?: boolean;
-    /** What ended it. */
+    /** The signal that killed it. */
     signal?: number | null;
-    /** Its deadline came first. */
+    /** Its deadline was exceeded. */
     timedOut?: boolean;
 };
 
-/** What happens to a sandbox when its timeout or its idle timeout ends. */
+/** Action when a sandbox's timeout or idle timeout ends. */
 export type ExpiryAction = "destroy" | "stop" | "pause";
 
-/** What went wrong. */
+/** JSON body of an error response. */
 export type Failure = {
     category: Category;
     code: Code;
     /** Values for programs, such as the `field` of a request or the `state` of a sandbox. */
     details?: Record<string, string>;
-    /** For people: what is wrong, by name. */
+    /** Message for people. */
     error: string;
-    /** What to do about it. */
+    /** How to resolve the error. */
     remedy?: string | null;
-    /** As in the header `X-Request-ID`, and in our logs. */
+    /** The same as in the header `X-Request-ID` and in the server's log. */
     request_id?: RequestId | null;
-    /** When to try again, in seconds, for what passes by itself. */
+    /** Seconds until a retry may succeed; only for temporary errors. */
     retry_after?: number | null;
 };
 
-/** What a path leads to, on the wire. */
+/** Metadata of a file. */
 export type FileInfo = {
     gid: number;
     isDir: boolean;
@@ -138,24 +138,24 @@ export type FileInfo = {
     path: string;
     /** In bytes. */
     size: number;
-    /** Where a link points. */
+    /** Target of a symbolic link. */
     target?: string | null;
     /** `file`, `directory`, `link` or `other`. */
     type: string;
     uid: number;
 };
 
-/** What was found. */
+/** A search result. */
 export type FoundFile = FileInfo & {
-    /** Counted from 1, if text was looked for. */
+    /** Line number, from 1; only for text. */
     line?: number | null;
-    /** That line. */
+    /** The line. */
     text?: string | null;
 };
 
 export type FoundFiles = {
     results: FoundFile[];
-    /** There is more than `limit`. */
+    /** There are more results than `limit`. */
     truncated: boolean;
 };
 
@@ -164,27 +164,27 @@ export type Health = {
     version: string;
 };
 
-/** How much of the history of commands is not written yet. */
+/** State of the asynchronous write of the command history. */
 export type JournalStatus = {
-    /** Sandboxes with something to be written. */
+    /** Sandboxes with entries that are not written yet. */
     behind: number;
-    /** What could not be written, and was tried again. */
+    /** Failed writes; each was retried. */
     failures: number;
-    /** Commands that were forgotten before they could be written. */
+    /** Commands that were discarded before they were written. */
     lost: number;
 };
 
-/** A key, and its secret when it is made. */
+/** An API key. The secret is present only in the response that creates it. */
 export type Key = {
     createdAt: Time;
     expiresAt?: Time | null;
-    /** The secret: told once, by the request that makes it. */
+    /** The secret; returned once, by the request that creates the key. */
     key?: string | null;
     keyID: KeyId;
     lastUsedAt?: Time | null;
     name: string;
     orgID: OrgId;
-    /** The first characters of its secret, to tell it by. */
+    /** First characters of the secret, for recognition. */
     prefix: string;
     revokedAt?: Time | null;
     scope: Scope;
@@ -194,24 +194,24 @@ export type Key = {
 export type KeyId = string;
 
 export type LogContent = {
-    /** Where it begins in the command's output. */
+    /** Position in the command's output. */
     position: number;
-    /** With its end, as far as it was written. */
+    /** The line with its newline, if that was written. */
     text: string;
 } | {
     from: number;
     to: number;
 } | Exit;
 
-/** A line of a command, or what else there is to say of it. */
+/** A line of output, a gap or an exit status. */
 export type LogLine = LogContent & {
     execID: ExecId;
-    /** When the command began. */
+    /** Start time of the command. */
     startedAt: Time;
     stream: string;
 };
 
-/** Permission bits for what is there. */
+/** New permission bits of a file. */
 export type ModeChange = {
     authority?: Authority | null;
     /** In octal. */
@@ -220,115 +220,121 @@ export type ModeChange = {
     user?: string | null;
 };
 
-/** The network of a sandbox. */
+/** Network mode of a sandbox. */
 export type Network = "none" | "internet";
 
-/** What happens to what no rule names. */
+/** Action of a policy for destinations that no rule matches. */
 export type NetworkDefault = "allow" | "deny";
 
 export type NetworkRules = {
-    /** What it may reach: IPv4 addresses or blocks, with `:port` perhaps. */
+    /** Reachable addresses: IPv4 addresses or CIDR blocks, each with an optional `:port`. */
     allow?: string[];
-    /** What happens to addresses that no rule names; `deny` if there are only rules in `allow`, else `allow`. */
+    /** Action for addresses that no rule matches; default: `deny` if there are only `allow` rules, otherwise `allow`. */
     default?: NetworkDefault | null;
-    /** What it may not reach. */
+    /** Unreachable addresses, except those in `allow`. */
     deny?: string[];
     network?: Network | null;
 };
 
-/** A command as it is asked for. */
+/** Request to run a command. */
 export type NewCommand = {
     args?: string[] | null;
-    /** Answer at once, with its id. */
+    /** Respond at once with the command's id. */
     background?: boolean;
-    /** A line for `/bin/sh`; with `args`, a program. */
+    /** A command line for `/bin/sh`; with `args`, a program. */
     cmd: string;
-    /** The user's home if nothing is said. */
+    /** Working directory; default: the user's home. */
     cwd?: string | null;
     encoding?: Encoding;
-    /** Variables that win over the sandbox's. */
+    /** Environment variables, added to those of the sandbox. */
     envs?: Record<string, string>;
-    /** Input comes by `…/stdin`. */
+    /** Keep stdin open for `…/stdin`. */
     openStdin?: boolean;
-    /** All its input; not in the background. */
+    /** The whole input; only in the foreground. */
     stdin?: string | null;
-    /** A name to find it by: `tag:NAME` stands for its id. */
+    /** A name for the command: `tag:NAME` is accepted instead of its id. */
     tag?: string | null;
-    /** When it is ended with everything it started, in seconds; 0 is never. 60 if nothing is said and it is waited for. */
+    /** Deadline in seconds, after which the command and its descendants are killed; 0: none. Default: 60 in the foreground, none in the background. */
     timeout?: number | null;
-    /** Name or number; the template's if nothing is said. */
+    /** Name or UID; default: the template's user. */
     user?: string | null;
 };
 
-/** A directory that is to be made. */
+/** Request to create a directory. */
 export type NewDirectory = {
     authority?: Authority | null;
     /** Permission bits in octal. */
     mode?: string | null;
-    /** Here or in the query. */
+    /** Required here or in the query. */
     path?: string | null;
     user?: string | null;
 };
 
 export type NewKey = {
-    /** From when on it is not accepted. */
+    /** When the key expires. */
     expiresAt?: string | null;
     name: string;
-    /** Whose it is to be: the caller's org if nothing is said, another for an admin. */
+    /** Org of the key; default: the caller's. Another org requires an admin. */
     orgID?: string | null;
-    /** `sandbox:*` if nothing is said; no more than the maker's own. */
+    /** At most the caller's scope; default `sandbox:*`. */
     scope?: Scope | null;
 };
 
-/** An org that is to be made. */
+/** Request to create an org. */
 export type NewOrg = {
-    /** At once; `null` is as many as the machine holds. */
+    /** Maximum number of sandboxes at the same time; `null`: no limit. */
     maxSandboxes?: number | null;
-    /** The longest lifetime in seconds; `null` is no end. */
+    /** Maximum timeout in seconds; `null`: no limit. */
     maxTimeout?: number | null;
     name: string;
 };
 
-/** What a sandbox is to be: everything may be left out. */
+/** The lifetime of a signed link to a port. */
+export type NewPortLink = {
+    /** In seconds. */
+    expiresIn?: number | null;
+};
+
+/** Request to create a sandbox. All fields are optional. */
 export type NewSandbox = {
-    /** Another name for it, unique in the org. */
+    /** A second name, unique in the org. */
     alias?: string | null;
-    /** What it may reach: IPv4 addresses or blocks, with `:port` perhaps. */
+    /** Reachable addresses: IPv4 addresses or CIDR blocks, each with an optional `:port`. */
     allow?: string[];
-    /** A use of it while it is paused lets it go on. */
+    /** Activity resumes the sandbox while it is paused. */
     autoResume?: boolean | null;
-    /** At most the ceiling of the server: `--max-cpus`, 4 by default. */
+    /** At most the server's `--max-cpus`, 4 by default. */
     cpuCount?: number | null;
-    /** What it may not reach. */
+    /** Unreachable addresses, except those in `allow`. */
     deny?: string[];
-    /** In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default. */
+    /** In mebibytes; at most the server's `--max-disk`, 51200 by default. */
     diskMB?: number | null;
-    /** `fsync` inside waits for the disk; see "What survives a power cut". */
+    /** `fsync` in the sandbox waits for the disk; see "What survives a power cut". */
     durable?: boolean;
-    /** Variables of every command; never told again. */
+    /** Environment variables of every command. Write-only: no response contains them. */
     envs?: Record<string, string>;
-    /** In seconds; 0 is for ever. */
+    /** In seconds; 0: no idle timeout. */
     idleTimeout?: number | null;
-    /** In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default. */
+    /** In mebibytes; at most the server's `--max-memory`, 8192 by default. */
     memoryMB?: number | null;
-    /** Words of the caller's own: at most 64 entries and 16 KiB. */
+    /** Key-value pairs of the caller: at most 64 entries and 16 KiB. */
     metadata?: Record<string, string>;
     network?: Network | null;
-    /** `true` is the network `internet`. */
+    /** `true` selects the network `internet`. */
     networkEnabled?: boolean | null;
     onIdle?: ExpiryAction | null;
     onTimeout?: ExpiryAction | null;
     /** Processes and threads. */
     pids?: number | null;
-    /** Its starting files. */
+    /** Template of the root file system. */
     template?: string | null;
     /** The same as `template`. */
     templateID?: string | null;
-    /** In seconds; 0 is without end, as far as the org allows. */
+    /** In seconds; 0: no timeout, if the org permits that. */
     timeout?: number | null;
 };
 
-/** The file and the lifetime of a signed URL. */
+/** Request for a signed URL. */
 export type NewSignedUrl = {
     authority?: Authority;
     /** In seconds. */
@@ -337,42 +343,42 @@ export type NewSignedUrl = {
     user?: string | null;
 };
 
-/** A terminal as it is asked for. */
+/** Request to create a terminal. */
 export type NewTerminal = {
-    /** The program's arguments. */
+    /** Arguments of the program. */
     args?: string[];
-    /** 1 to 500; what is beyond is taken for that. */
+    /** Clamped to 1–500. */
     cols?: number | null;
     cwd?: string | null;
     envs?: Record<string, string>;
-    /** 1 to 500; what is beyond is taken for that. */
+    /** Clamped to 1–500. */
     rows?: number | null;
-    /** The program: a shell by default. */
+    /** Program; default: a login shell. */
     shell?: string | null;
-    /** A name to find it by: `tag:NAME` stands for its id. */
+    /** A name for the terminal: `tag:NAME` is accepted instead of its id. */
     tag?: string | null;
     user?: string | null;
 };
 
-/** There is nothing to say about one. */
+/** Request for a ticket; it has no fields. */
 export type NewTicket = Record<string, never>;
 
 /** An org. */
 export type Org = {
     createdAt: Time;
-    /** At once; `null` is as many as the machine holds. */
+    /** Maximum number of sandboxes at the same time; `null`: no limit. */
     maxSandboxes?: number | null;
-    /** The longest lifetime in seconds; `null` is no end. */
+    /** Maximum timeout in seconds; `null`: no limit. */
     maxTimeout?: number | null;
     name: string;
     orgID: OrgId;
 };
 
-/** What of an org changes: what is left out stays. */
+/** Changes of an org; omitted fields stay unchanged. */
 export type OrgChange = {
-    /** At once; `null` is as many as the machine holds. */
+    /** Maximum number of sandboxes at the same time; `null`: no limit. */
     maxSandboxes?: number | null;
-    /** The longest lifetime in seconds; `null` is no end. */
+    /** Maximum timeout in seconds; `null`: no limit. */
     maxTimeout?: number | null;
     name?: string | null;
 };
@@ -380,33 +386,42 @@ export type OrgChange = {
 /** an org id */
 export type OrgId = string;
 
-/** Another owner for what is there. */
+/** New owner of a file. */
 export type OwnerChange = {
     authority?: Authority | null;
-    /** Name or number; as it was if nothing is said. */
+    /** Name or GID; default: unchanged. */
     group?: string;
-    /** Name or number; as it was if nothing is said. */
+    /** Name or UID; default: unchanged. */
     owner?: string;
     path: string;
     user?: string | null;
 };
 
-/** Sandboxes that are prepared in advance. */
+/** Sizes of the warm pool. */
 export type PoolStatus = {
-    /** Half-made ones. */
+    /** Unconfigured init processes. */
     embryos: number;
-    /** Whole sandboxes. */
+    /** Complete sandboxes without an owner. */
     warm: number;
 };
 
-/** Something that listens in a sandbox. */
+/** A listening socket in a sandbox. */
 export type Port = {
     address: string;
     port: number;
 };
 
+/** A signed link: it permits the use of one port until a time, without a key. */
+export type PortLink = {
+    expiresAt: Time;
+    /** The same permission for requests by the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port`: sent as `E2b-Traffic-Access-Token`. */
+    token: string;
+    /** `null` if the server has no domain for ports (setting `domain`). */
+    url?: string | null;
+};
+
 export type Readiness = {
-    /** What is missing. */
+    /** Why the server is not ready. */
     error?: string | null;
     journals?: JournalStatus | null;
     pool: PoolStatus;
@@ -418,58 +433,58 @@ export type Readiness = {
 export type RequestId = string;
 
 export type Resume = {
-    /** In seconds from now; what was left if nothing is said. */
+    /** In seconds from now; default: the remaining time. */
     timeout?: number | null;
 };
 
-/** What a sandbox used at a moment. The names are E2B's where it has one. */
+/** Resource usage of a sandbox at one time. Names are E2B's where E2B has one. */
 export type Sample = {
     cpuCount: number;
-    /** Since it was started. */
+    /** CPU time since the sandbox was started. */
     cpuSeconds: number;
-    /** Since the sample before: 100 is all of its processors. */
+    /** CPU usage since the previous sample; 100 is all CPUs of the sandbox. */
     cpuUsedPct: number;
-    /** The most that it can have, in bytes. */
+    /** Disk limit, in bytes. */
     diskTotal: number;
-    /** In bytes, when it was last measured. */
+    /** In bytes, at the last measurement. */
     diskUsed?: number | null;
-    /** Contents of files that are kept as long as there is room, in bytes. */
+    /** Page cache, in bytes. */
     memCache: number;
-    /** The most that it can have, in bytes. */
+    /** Memory limit, in bytes. */
     memTotal: number;
     /** In bytes, without `memCache`. */
     memUsed: number;
     /** Processes and threads. */
     pids: number;
     timestamp: Time;
-    /** In seconds since 1970. */
+    /** Unix time in seconds. */
     timestampUnix: number;
 };
 
 /** A sandbox. */
 export type Sandbox = {
-    /** Another name for it, in paths too. */
+    /** A second name, accepted in paths instead of the id. */
     alias?: string | null;
-    /** A use of it while it is paused lets it go on. */
+    /** Activity resumes the sandbox while it is paused. */
     autoResume: boolean;
     cpuCount: number;
     createdAt: Time;
-    /** When its files are deleted, if it stays stopped. */
+    /** When a stopped sandbox is deleted. */
     deleteAt?: Time | null;
     deletedAt?: Time | null;
     /** In mebibytes. */
     diskMB: number;
-    /** `fsync` inside waits for the disk. */
+    /** `fsync` in the sandbox waits for the disk. */
     durable: boolean;
-    /** `null` is without end, or not while it does not run. */
+    /** When the timeout ends; `null` if there is none or the sandbox does not run. */
     endAt?: Time | null;
-    /** Why it could not be made. */
+    /** Why the create failed. */
     error?: string | null;
     /** In seconds. */
     idleTimeout?: number | null;
     /** In mebibytes. */
     memoryMB: number;
-    /** Words of the caller's own. */
+    /** Key-value pairs of the caller. */
     metadata: Record<string, string>;
     network: Network;
     onIdle: ExpiryAction;
@@ -478,34 +493,34 @@ export type Sandbox = {
     pids: number;
     reason?: StopReason | null;
     sandboxID: SandboxId;
-    /** This life of it in the history. */
+    /** The session of this sandbox in the history. */
     sessionID: SessionId;
     startedAt?: Time | null;
     state: SandboxState;
-    /** The same, with `failed` spelled `error`. */
+    /** The same as `state`, except that `failed` is spelled `error`. */
     status: string;
     stoppedAt?: Time | null;
     templateID: string;
-    /** In seconds; 0 is without end. */
+    /** In seconds; 0: no timeout. */
     timeout: number;
-    /** Told by the request that makes it. */
+    /** Only in the response of the request that creates the sandbox. */
     timings?: CreateTimings | null;
 };
 
-/** What of a sandbox changes: what is left out stays. */
+/** Changes of a sandbox; omitted fields stay unchanged. */
 export type SandboxChange = {
-    /** `null` takes it away. */
+    /** `null` removes the alias. */
     alias?: string | null;
     autoResume?: boolean | null;
-    /** At most the ceiling of the server: `--max-cpus`, 4 by default. */
+    /** At most the server's `--max-cpus`, 4 by default. */
     cpuCount?: number | null;
-    /** In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default. */
+    /** In mebibytes; at most the server's `--max-disk`, 51200 by default. */
     diskMB?: number | null;
-    /** In seconds; 0 is for ever. */
+    /** In seconds; 0: no idle timeout. */
     idleTimeout?: number | null;
-    /** In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default. */
+    /** In mebibytes; at most the server's `--max-memory`, 8192 by default. */
     memoryMB?: number | null;
-    /** Replaces all that there is. */
+    /** Replaces all metadata. */
     metadata?: Record<string, string> | null;
     onIdle?: ExpiryAction | null;
     onTimeout?: ExpiryAction | null;
@@ -515,24 +530,24 @@ export type SandboxChange = {
 /** a sandbox id */
 export type SandboxId = string;
 
-/** The network of a sandbox and its rules, in the form that sets them. */
+/** Network and rules of a sandbox, in the form of the request that sets them. */
 export type SandboxNetwork = {
     /** Addresses or blocks that the sandbox may reach, each with an optional `:port`. */
     allow: string[];
-    /** What happens to addresses that no rule names. */
+    /** Action for addresses that no rule matches. */
     default: NetworkDefault;
     /** Addresses or blocks that the sandbox may not reach, except those in `allow`. */
     deny: string[];
     network: Network;
 };
 
-/** Where a sandbox is in its life. */
+/** Lifecycle state of a sandbox. */
 export type SandboxState = "creating" | "running" | "paused" | "stopping" | "stopped" | "failed";
 
-/** What a key is good for. */
+/** Permissions of an API key. Each scope includes the ones after it. */
 export type Scope = "admin" | "sandbox:*" | "sandbox:read";
 
-/** A session: a sandbox, and how much there is of its history. */
+/** A session: a sandbox and the size of its history. */
 export type Session = Sandbox & {
     commandCount: number;
     terminalCount: number;
@@ -560,63 +575,63 @@ export type SkippedEntry = {
 /** A command that runs in the background. */
 export type StartedCommand = {
     execID: ExecId;
-    /** Inside the sandbox. */
+    /** In the sandbox's PID namespace. */
     pid: number;
 };
 
-/** How much of the input the command's pipe has taken. */
+/** Progress of stdin. */
 export type StdinOffset = {
-    /** The bytes of all input so far: the next `offset`. */
+    /** Number of input bytes accepted so far: the next `offset`. */
     taken: number;
 };
 
-/** Why a sandbox stopped without a request to stop. */
+/** Why a sandbox stopped without a stop request. */
 export type StopReason = "host_restart" | "exited" | "oom" | "keeper_lost" | "timeout" | "idle";
 
 /** A template. */
 export type Template = {
     createdAt: Time;
-    /** Sandboxes start from it if nothing is said. */
+    /** Sandboxes use this template by default. */
     default: boolean;
-    /** Files, directories and links. */
+    /** Number of files, directories and links. */
     files: number;
     /** The same as `templateID`. */
     name: string;
-    /** Of its files, in bytes. */
+    /** Total size of its files, in bytes. */
     size: number;
-    /** What it was made from. */
+    /** Origin of its files. */
     source: string;
-    /** Programs may become root. */
+    /** The user may become root with `sudo`. */
     sudo: boolean;
     templateID: string;
-    /** Whom commands run as. */
+    /** Default user of commands. */
     user: string;
 };
 
 /** A terminal. */
 export type Terminal = {
     cols: number;
-    /** Inside the sandbox. */
+    /** In the sandbox's PID namespace. */
     pid: number;
     ptyID: string;
     rows: number;
     sandboxID: SandboxId;
-    /** The same as `ptyID`. */
+    /** Alias of `ptyID`. */
     sessionID: string;
 };
 
-/** A terminal's size. */
+/** Size of a terminal. */
 export type TerminalSize = {
-    /** 1 to 500; what is beyond is taken for that. */
+    /** Clamped to 1–500. */
     cols: number;
-    /** 1 to 500; what is beyond is taken for that. */
+    /** Clamped to 1–500. */
     rows: number;
 };
 
 /** A ticket. */
 export type Ticket = {
     expiresAt: Time;
-    /** The secret: told once. */
+    /** The secret; returned once. */
     ticket: string;
 };
 
@@ -624,15 +639,15 @@ export type Ticket = {
 export type Time = string;
 
 export type Timeout = {
-    /** In seconds from now; 0 is without end, as far as the org allows. */
+    /** In seconds from now; 0: no timeout, if the org permits that. */
     timeout: number;
 };
 
-/** From one place to another. */
+/** Source and destination. */
 export type Transfer = {
     authority?: Authority | null;
     from: string;
-    /** What is there may go. */
+    /** Overwrite the target if it exists. */
     replace?: boolean;
     to: string;
     user?: string | null;
@@ -640,12 +655,12 @@ export type Transfer = {
 
 /** The result of unpacking an archive. */
 export type UnpackSummary = {
-    /** Of their contents. */
+    /** Size of their contents. */
     bytes: number;
-    /** Entries that are there now. */
+    /** Entries that were unpacked. */
     entries: number;
-    /** Entries that were left out. */
+    /** Entries that were skipped. */
     skipped: number;
-    /** The first of them. */
+    /** The first skipped entries. */
     skippedEntries: SkippedEntry[];
 };
