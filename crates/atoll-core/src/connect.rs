@@ -3,39 +3,39 @@
 use atoll_model::{Code, Error, ExpiryAction, SandboxState, Scope};
 use atoll_store::SandboxRow;
 
-use crate::ledger::Held;
-use crate::sandboxes::{always, check_timeout, microseconds};
-use crate::{Context, Core, SandboxView, outlast};
+use crate::live_sandboxes::LockedSandbox;
+use crate::sandboxes::{check_timeout, microseconds, unconditional};
+use crate::{Core, RequestContext, SandboxView, run_to_completion};
 
 /// How a sandbox is to run.
 #[derive(Debug, Clone, Copy)]
-pub struct Connect {
+pub struct ConnectOptions {
     /// For at least so many seconds.
     pub seconds: u32,
     /// What is paused goes on; if not, it boots.
-    pub with_memory: bool,
+    pub keep_memory: bool,
     /// One that runs is refused.
-    pub only_asleep: bool,
+    pub require_suspended: bool,
     /// What happens at its end from now on; `None` stays.
     pub on_timeout: Option<ExpiryAction>,
 }
 
 /// How a sandbox sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sleep {
+pub enum PauseMode {
     /// It is paused.
-    WithMemory,
+    Memory,
     /// It is stopped.
     FilesOnly,
 }
 
 /// What it did before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Before {
+pub enum PriorState {
     /// It ran.
-    Ran,
+    Running,
     /// It was paused or stopped.
-    Slept,
+    Suspended,
 }
 
 impl Core {
@@ -43,71 +43,75 @@ impl Core {
     /// runs is never nearer than before.
     pub async fn connect(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
-        asked: Connect,
-    ) -> Result<(SandboxView, Before), Error> {
+        asked: ConnectOptions,
+    ) -> Result<(SandboxView, PriorState), Error> {
         context.require(Scope::Sandboxes)?;
         check_timeout(&context.org, Some(asked.seconds))?;
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
-        outlast(async move {
-            let held = core.inner.ledger.hold(entry).await.map_err(deleted)?;
-            core.connect_held(&held, asked).await
+        run_to_completion(async move {
+            let held = core.inner.sandboxes.lock(entry).await.map_err(deleted)?;
+            core.connect_locked(&held, asked).await
         })
         .await
     }
 
     /// Pauses a sandbox, with its memory or without, if it does not sleep already. Of two who ask at once one is told
     /// that it ran.
-    pub async fn put_to_sleep(
+    pub async fn suspend(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
-        how: Sleep,
-    ) -> Result<Before, Error> {
+        how: PauseMode,
+    ) -> Result<PriorState, Error> {
         context.require(Scope::Sandboxes)?;
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
-        outlast(async move {
-            let held = core.inner.ledger.hold(entry).await?;
-            match (held.entry.with(|row| row.state), how) {
-                (SandboxState::Paused | SandboxState::Stopped, _) => return Ok(Before::Slept),
-                (_, Sleep::WithMemory) => core.pause_held(&held, always()).await?,
-                (_, Sleep::FilesOnly) => core.stop_held(&held, always(), None).await?,
+        run_to_completion(async move {
+            let held = core.inner.sandboxes.lock(entry).await?;
+            match (held.entry.read(|row| row.state), how) {
+                (SandboxState::Paused | SandboxState::Stopped, _) => {
+                    return Ok(PriorState::Suspended);
+                }
+                (_, PauseMode::Memory) => core.pause_locked(&held, unconditional()).await?,
+                (_, PauseMode::FilesOnly) => core.stop_locked(&held, unconditional(), None).await?,
             };
-            Ok(Before::Ran)
+            Ok(PriorState::Running)
         })
         .await
     }
 
-    async fn connect_held(
+    async fn connect_locked(
         &self,
-        held: &Held,
-        asked: Connect,
-    ) -> Result<(SandboxView, Before), Error> {
+        held: &LockedSandbox,
+        asked: ConnectOptions,
+    ) -> Result<(SandboxView, PriorState), Error> {
         let entry = &held.entry;
-        let state = entry.with(|row| row.state);
+        let state = entry.read(|row| row.state);
         let before = match state {
-            SandboxState::Running if asked.only_asleep => return Err(state.state_error("resumed")),
-            SandboxState::Running => Before::Ran,
-            SandboxState::Paused if asked.with_memory => {
-                self.resume_held(held, Some(Some(asked.seconds))).await?;
-                Before::Slept
+            SandboxState::Running if asked.require_suspended => {
+                return Err(state.state_error("resumed"));
+            }
+            SandboxState::Running => PriorState::Running,
+            SandboxState::Paused if asked.keep_memory => {
+                self.resume_locked(held, Some(Some(asked.seconds))).await?;
+                PriorState::Suspended
             }
             _ => {
                 if state == SandboxState::Paused {
-                    self.stop_held(held, always(), None).await?;
+                    self.stop_locked(held, unconditional(), None).await?;
                 }
-                self.start_held(held).await?;
-                Before::Slept
+                self.start_locked(held).await?;
+                PriorState::Suspended
             }
         };
         let change = |row: &mut SandboxRow| {
             let end = self.now() + microseconds(asked.seconds);
             row.end_at = match state {
                 SandboxState::Running => row.end_at.map(|set| set.max(end)),
-                SandboxState::Paused if asked.with_memory => row.end_at,
+                SandboxState::Paused if asked.keep_memory => row.end_at,
                 _ => Some(end),
             };
             row.lifetime.on_timeout = asked.on_timeout.unwrap_or(row.lifetime.on_timeout);
@@ -118,9 +122,9 @@ impl Core {
         if wanted == row {
             return Ok((row.into(), before));
         }
-        let written = entry.write(&self.inner.store, change);
+        let written = entry.update(&self.inner.store, change);
         let row = written.await?;
-        self.inner.times.notify_one();
+        self.inner.expiry_changed.notify_one();
         Ok((row.into(), before))
     }
 }

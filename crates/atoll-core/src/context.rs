@@ -4,7 +4,7 @@ use atoll_model::{Code, Error, KeyId, Org, RequestId, Scope};
 
 /// A caller who is known.
 #[derive(Debug, Clone)]
-pub struct Context {
+pub struct RequestContext {
     /// Whose sandboxes are meant.
     pub org: Org,
     /// By which key the caller is known; nothing is the operator.
@@ -17,7 +17,7 @@ pub struct Context {
     pub request: RequestId,
 }
 
-impl Context {
+impl RequestContext {
     /// Refuses a caller who may not do this.
     pub fn require(&self, scope: Scope) -> Result<(), Error> {
         if self.scope.allows(scope) {

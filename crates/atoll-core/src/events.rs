@@ -2,7 +2,7 @@
 
 use atoll_model::{Error, Event, Scope};
 
-use crate::{Context, Core, error};
+use crate::{Core, RequestContext, error};
 
 /// How many are read at a time.
 const BATCH: u32 = 256;
@@ -11,16 +11,16 @@ const BATCH: u32 = 256;
 #[derive(Debug)]
 pub struct EventReader {
     core: Core,
-    context: Context,
+    context: RequestContext,
     after: i64,
-    news: tokio::sync::watch::Receiver<()>,
+    changes: tokio::sync::watch::Receiver<()>,
 }
 
 impl EventReader {
     /// What happened next: at least one thing, waited for.
     pub async fn next(&mut self) -> Result<Vec<Event>, Error> {
         loop {
-            self.news.mark_unchanged();
+            self.changes.mark_unchanged();
             let store = &self.core.inner.store;
             let found = store
                 .events(&self.context.org.id, None, self.after, BATCH)
@@ -31,16 +31,16 @@ impl EventReader {
                 return Ok(found);
             }
             // The store lives as long as we do.
-            let _ = self.news.changed().await;
+            let _ = self.changes.changed().await;
         }
     }
 }
 
 impl Core {
     /// Tells what happens after a number, or from now on.
-    pub async fn follow_events(
+    pub async fn subscribe_events(
         &self,
-        context: &Context,
+        context: &RequestContext,
         after: Option<i64>,
     ) -> Result<EventReader, Error> {
         context.require(Scope::Read)?;
@@ -53,14 +53,14 @@ impl Core {
             core: self.clone(),
             context: context.clone(),
             after,
-            news: store.subscribe_changes(),
+            changes: store.subscribe_changes(),
         })
     }
 
     /// What happened to one sandbox, oldest first.
-    pub async fn events_of(
+    pub async fn sandbox_events(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         after: i64,
         limit: u32,

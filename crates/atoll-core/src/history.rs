@@ -10,28 +10,28 @@ use atoll_model::{
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::HistoryFlush;
 
-use crate::{Context, Core, Inner, error};
+use crate::{Core, Inner, RequestContext, error};
 
 /// How often journals are carried over. Nobody waits for it: what is asked for is carried at once, and what was run is
 /// written down beside the sandbox meanwhile. Each time costs a file opened for every sandbox in which something was run.
-const EVERY: Duration = Duration::from_secs(10);
+const SYNC_INTERVAL: Duration = Duration::from_secs(10);
 /// How many rows are carried at a time.
-const BATCH: u32 = 200;
+const SYNC_BATCH: u32 = 200;
 /// How often is looked for what is old.
-const SWEPT: Duration = Duration::from_mins(10);
+const RETENTION_INTERVAL: Duration = Duration::from_mins(10);
 /// How many rows are forgotten at a time: others want to write too.
-const FORGOTTEN: u32 = 500;
+const RETENTION_BATCH: u32 = 500;
 
 const DAY: i64 = 24 * 3_600_000_000;
 /// How long history is kept after a sandbox is gone, a command after its end, and a key when it is worth nothing.
-const HISTORY: i64 = 30 * DAY;
+const HISTORY_RETENTION: i64 = 30 * DAY;
 /// How long events are kept.
-const EVENTS: i64 = 7 * DAY;
+const EVENT_RETENTION: i64 = 7 * DAY;
 /// How long a create may be said again.
-const SAID: i64 = DAY;
+const IDEMPOTENCY_RETENTION: i64 = DAY;
 
 /// How long the files of sandboxes without a row are kept.
-const ORPHANS: i64 = atoll_worker::orphans::RETENTION.as_micros() as i64;
+const ORPHAN_RETENTION: i64 = atoll_worker::orphans::RETENTION.as_micros() as i64;
 
 /// A session with what there is of it.
 #[derive(Debug, Clone)]
@@ -46,9 +46,13 @@ pub struct SessionView {
 
 impl Core {
     /// One of the caller's sessions, by its id or its sandbox's.
-    pub async fn session(&self, context: &Context, name: &str) -> Result<SessionView, Error> {
+    pub async fn session(
+        &self,
+        context: &RequestContext,
+        name: &str,
+    ) -> Result<SessionView, Error> {
         let row = self.find_session(context, name).await?;
-        self.inner.carry_now(&row).await;
+        self.inner.sync_now(&row).await;
         let count = |kind| self.inner.store.count_commands(&row.session, kind);
         let commands = count(CommandKind::Command).await.map_err(error::store)?;
         let terminals = count(CommandKind::Terminal).await.map_err(error::store)?;
@@ -62,13 +66,13 @@ impl Core {
     /// What was run in one of the caller's sessions, newest first.
     pub async fn session_commands(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         kind: CommandKind,
         page: &PageRequest,
     ) -> Result<Page<CommandRow>, Error> {
         let row = self.find_session(context, name).await?;
-        self.inner.carry_now(&row).await;
+        self.inner.sync_now(&row).await;
         let (store, more) = (&self.inner.store, page.with_lookahead());
         let rows = store.commands(&row.session, kind, &more).await;
         let rows = rows.map_err(error::store)?;
@@ -80,7 +84,7 @@ impl Core {
     /// What happened to the sandbox of one of the caller's sessions, oldest first.
     pub async fn session_events(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         after: i64,
         limit: u32,
@@ -91,7 +95,11 @@ impl Core {
         events.await.map_err(error::store)
     }
 
-    async fn find_session(&self, context: &Context, name: &str) -> Result<SandboxRow, Error> {
+    async fn find_session(
+        &self,
+        context: &RequestContext,
+        name: &str,
+    ) -> Result<SandboxRow, Error> {
         context.require(Scope::Read)?;
         let found = self.inner.store.session(&context.org.id, name).await;
         found.map_err(error::store)?.ok_or_else(|| {
@@ -104,27 +112,27 @@ impl Core {
 impl Inner {
     /// Carries over what a living sandbox's journal has, for somebody who asks now. Who asks is told what there is,
     /// even if not everything could be carried.
-    async fn carry_now(self: &Arc<Self>, row: &SandboxRow) {
+    async fn sync_now(self: &Arc<Self>, row: &SandboxRow) {
         if row.deleted_at.is_some() {
             return;
         }
         let (inner, id, session) = (Arc::clone(self), row.id.clone(), row.session.clone());
         // To its end, even if nobody listens any more: what is half carried nobody would come for.
-        let carried = tokio::spawn(async move { inner.carry(&id, &session).await });
+        let carried = tokio::spawn(async move { inner.sync(&id, &session).await });
         if let Ok(Err(failure)) = carried.await {
             tracing::warn!(sandbox = %row.id, %failure, "its history is not complete");
         }
     }
 
     /// Carries over what a sandbox's journal has.
-    async fn carry(&self, id: &SandboxId, session: &SessionId) -> Result<(), Error> {
-        let Some(entry) = self.ledger.get(id) else {
+    async fn sync(&self, id: &SandboxId, session: &SessionId) -> Result<(), Error> {
+        let Some(entry) = self.sandboxes.get(id) else {
             return Ok(());
         };
         // Whoever asks while somebody else carries waits until all of it is there.
-        let _alone = entry.carrying.lock().await;
+        let _alone = entry.history_lock.lock().await;
         loop {
-            let rows = match self.runtime.unsynced_commands(id, BATCH).await {
+            let rows = match self.runtime.unsynced_commands(id, SYNC_BATCH).await {
                 // It was deleted meanwhile, and everything carried over with that.
                 Err(error) if error.code == Code::SandboxNotFound => return Ok(()),
                 rows => rows?,
@@ -137,7 +145,7 @@ impl Inner {
                 return Ok(());
             }
             self.runtime.mark_synced(id, &rows).await?;
-            if rows.len() < BATCH as usize {
+            if rows.len() < SYNC_BATCH as usize {
                 return Ok(());
             }
         }
@@ -145,7 +153,7 @@ impl Inner {
 }
 
 /// Keeps what is left of a sandbox's history before its files go.
-pub(crate) fn keep(store: &Store, session: SessionId) -> HistoryFlush {
+pub(crate) fn history_sink(store: &Store, session: SessionId) -> HistoryFlush {
     let store = store.clone();
     Box::new(move |rows| {
         Box::pin(async move {
@@ -156,19 +164,19 @@ pub(crate) fn keep(store: &Store, session: SessionId) -> HistoryFlush {
 }
 
 /// Carries journals over, for as long as there is somebody who wants to know.
-pub(crate) async fn carry_all(inner: Weak<Inner>) {
-    let mut clock = tokio::time::interval(EVERY);
+pub(crate) async fn sync_loop(inner: Weak<Inner>) {
+    let mut clock = tokio::time::interval(SYNC_INTERVAL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         clock.tick().await;
         let Some(inner) = inner.upgrade() else { return };
         let mut failed = None;
         for id in inner.runtime.unsynced_sandboxes() {
-            let Some(entry) = inner.ledger.get(&id) else {
+            let Some(entry) = inner.sandboxes.get(&id) else {
                 continue;
             };
-            let session = entry.with(|row| row.session.clone());
-            if let Err(failure) = inner.carry(&id, &session).await {
+            let session = entry.read(|row| row.session.clone());
+            if let Err(failure) = inner.sync(&id, &session).await {
                 failed.get_or_insert((id, failure));
             }
         }
@@ -180,8 +188,8 @@ pub(crate) async fn carry_all(inner: Weak<Inner>) {
 }
 
 /// Forgets what is older than it is worth, some at a time.
-pub(crate) async fn forget(inner: Weak<Inner>) {
-    let mut clock = tokio::time::interval(SWEPT);
+pub(crate) async fn retention_loop(inner: Weak<Inner>) {
+    let mut clock = tokio::time::interval(RETENTION_INTERVAL);
     loop {
         clock.tick().await;
         let Some(inner) = inner.upgrade() else { return };
@@ -189,26 +197,30 @@ pub(crate) async fn forget(inner: Weak<Inner>) {
             continue;
         }
         let now = inner.clock.now();
-        if let Err(failure) = sweep(&inner.store, now).await {
+        if let Err(failure) = apply_retention(&inner.store, now).await {
             tracing::warn!(%failure, "old records stay");
         }
-        if let Err(failure) = inner.runtime.remove_orphans(now - ORPHANS).await {
+        if let Err(failure) = inner.runtime.remove_orphans(now - ORPHAN_RETENTION).await {
             tracing::warn!(%failure, "old orphans stay");
         }
     }
 }
 
-async fn sweep(store: &Store, now: i64) -> atoll_store::Result<()> {
+async fn apply_retention(store: &Store, now: i64) -> atoll_store::Result<()> {
     loop {
-        let history = now - HISTORY;
+        let history = now - HISTORY_RETENTION;
         let most = [
-            store.prune_commands(history, FORGOTTEN).await?,
-            store.prune_deleted(history, FORGOTTEN).await?,
-            store.prune_keys(history, FORGOTTEN).await?,
-            store.prune_events(now - EVENTS, FORGOTTEN).await?,
-            store.prune_idempotency_keys(now - SAID, FORGOTTEN).await?,
+            store.prune_commands(history, RETENTION_BATCH).await?,
+            store.prune_deleted(history, RETENTION_BATCH).await?,
+            store.prune_keys(history, RETENTION_BATCH).await?,
+            store
+                .prune_events(now - EVENT_RETENTION, RETENTION_BATCH)
+                .await?,
+            store
+                .prune_idempotency_keys(now - IDEMPOTENCY_RETENTION, RETENTION_BATCH)
+                .await?,
         ];
-        if most.iter().all(|gone| *gone < u64::from(FORGOTTEN)) {
+        if most.iter().all(|gone| *gone < u64::from(RETENTION_BATCH)) {
             return Ok(());
         }
     }

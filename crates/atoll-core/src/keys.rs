@@ -11,79 +11,80 @@ use atoll_store::NewKey;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use crate::{Context, Core, error};
+use crate::{Core, RequestContext, error};
 
 const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
-const DIGITS: usize = 64;
+const SECRET_HEX_LEN: usize = 64;
 /// For so long nobody is asked for again who was found; revoking a key or changing an org forgets them all.
-const REMEMBERED: Duration = Duration::from_secs(10);
+const CACHE_TTL: Duration = Duration::from_secs(10);
 /// How many keys an org's own people may make, with those of late that are worth nothing any more.
-const MOST: u32 = 10_000;
+const MAX_KEYS_PER_ORG: u32 = 10_000;
 /// How long a revoked key is remembered for streams that were authenticated before the revocation and have not begun to
 /// watch for it. They do so within milliseconds; later requests are refused by the store.
-const RECENTLY: Duration = Duration::from_mins(10);
+const REVOKED_RETENTION: Duration = Duration::from_mins(10);
 /// The last use of a key is noted at most so often, in microseconds.
-const NOTED: i64 = 60_000_000;
+const LAST_USED_RESOLUTION: i64 = 60_000_000;
 
 /// Who was found to be whom a moment ago.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    known: Mutex<Known>,
+    entries: Mutex<Entries>,
     revoked: watch::Sender<Revoked>,
 }
 
-/// Keys that were revoked within the last [`RECENTLY`], and when.
+/// Keys that were revoked within the last [`REVOKED_RETENTION`], and when.
 #[derive(Debug, Default)]
 struct Revoked(HashMap<KeyId, Instant>);
 
 impl Revoked {
     fn add(&mut self, key: KeyId, now: Instant) {
-        self.0.retain(|_, at| now.duration_since(*at) < RECENTLY);
+        self.0
+            .retain(|_, at| now.duration_since(*at) < REVOKED_RETENTION);
         self.0.insert(key, now);
     }
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct Entries {
     /// Keys that are good, by their hash.
     keys: HashMap<String, (Instant, Key, Org)>,
     /// The operator's org.
-    first: Option<(Instant, Org)>,
+    operator_org: Option<(Instant, Org)>,
     /// How often everything was forgotten.
-    forgotten: u64,
+    generation: u64,
 }
 
 impl Cache {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn get(&self, hash: &str) -> Option<(Key, Org)> {
-        let known = self.known();
+        let known = self.entries();
         let (since, key, org) = known.keys.get(hash)?;
-        (since.elapsed() < REMEMBERED).then(|| (key.clone(), org.clone()))
+        (since.elapsed() < CACHE_TTL).then(|| (key.clone(), org.clone()))
     }
 
     /// How often everything was forgotten until now: what is asked for from here on may be remembered, if that stays so.
-    fn age(&self) -> u64 {
-        self.known().forgotten
+    fn generation(&self) -> u64 {
+        self.entries().generation
     }
 
     /// Remembers what was found, unless something has changed while it was looked for.
-    fn put(&self, age: u64, hash: String, key: Key, org: Org) {
-        let mut known = self.known();
-        if known.forgotten != age {
+    fn insert_if_current(&self, generation: u64, hash: String, key: Key, org: Org) {
+        let mut known = self.entries();
+        if known.generation != generation {
             return;
         }
         let keys = &mut known.keys;
-        keys.retain(|_, (since, ..)| since.elapsed() < REMEMBERED);
+        keys.retain(|_, (since, ..)| since.elapsed() < CACHE_TTL);
         keys.insert(hash, (Instant::now(), key, org));
     }
 
-    fn first(&self) -> Option<Org> {
-        let known = self.known();
-        let (since, org) = known.first.as_ref()?;
-        (since.elapsed() < REMEMBERED).then(|| org.clone())
+    fn operator_org(&self) -> Option<Org> {
+        let known = self.entries();
+        let (since, org) = known.operator_org.as_ref()?;
+        (since.elapsed() < CACHE_TTL).then(|| org.clone())
     }
 
     /// Until a key is revoked.
@@ -106,12 +107,12 @@ impl Cache {
     }
 
     /// Something about keys or orgs has changed.
-    pub(crate) fn forget(&self) {
-        let mut known = self.known();
-        let forgotten = known.forgotten + 1;
-        *known = Known {
-            forgotten,
-            ..Known::default()
+    pub(crate) fn invalidate(&self) {
+        let mut known = self.entries();
+        let generation = known.generation + 1;
+        *known = Entries {
+            generation,
+            ..Entries::default()
         };
     }
 }
@@ -131,7 +132,7 @@ pub struct KeyRequest {
 
 /// A key with its secret, which is told this once.
 #[derive(Debug, Clone)]
-pub struct MadeKey {
+pub struct CreatedKey {
     /// The key.
     pub key: Key,
     /// Its secret.
@@ -147,12 +148,12 @@ fn digits(secret: &str) -> Option<&str> {
     let digits = PREFIXES
         .iter()
         .find_map(|prefix| secret.strip_prefix(prefix));
-    digits.filter(|digits| is_digits(digits))
+    digits.filter(|digits| is_secret_hex(digits))
 }
 
 /// Whether a text has the form of 32 bytes that this server writes: digits of a key or a ticket, or an access token.
-pub fn is_digits(text: &str) -> bool {
-    text.len() == DIGITS
+pub fn is_secret_hex(text: &str) -> bool {
+    text.len() == SECRET_HEX_LEN
         && text
             .bytes()
             .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
@@ -172,7 +173,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// 64 hex digits that nobody guesses.
-pub fn random_digits() -> String {
+pub fn random_secret_hex() -> String {
     // Two ids are 40 characters of 36 letters each from the system's random source: over 200 bits.
     let mut source = Sha256::new();
     for _ in 0..2 {
@@ -195,17 +196,23 @@ pub(crate) fn refused() -> Error {
 
 impl Core {
     /// Who brings this secret.
-    pub async fn authenticate(&self, secret: &str, request: RequestId) -> Result<Context, Error> {
+    pub async fn authenticate(
+        &self,
+        secret: &str,
+        request: RequestId,
+    ) -> Result<RequestContext, Error> {
         let hash = hash(secret).ok_or_else(refused)?;
         let (key, org) = if let Some(known) = self.inner.keys.get(&hash) {
             known
         } else {
-            let age = self.inner.keys.age();
+            let generation = self.inner.keys.generation();
             let found = self.inner.store.key_by_hash(&hash).await;
             let key = found.map_err(error::store)?.ok_or_else(refused)?;
             let org = self.inner.store.org(&key.org).await.map_err(error::store)?;
             let org = org.ok_or_else(refused)?;
-            self.inner.keys.put(age, hash, key.clone(), org.clone());
+            self.inner
+                .keys
+                .insert_if_current(generation, hash, key.clone(), org.clone());
             (key, org)
         };
         let now = self.inner.clock.system();
@@ -215,12 +222,15 @@ impl Core {
         if let Some(rate) = &self.inner.rate {
             rate.check(&key.id)?;
         }
-        if key.last_used_at.is_none_or(|last| now - last > NOTED) {
+        if key
+            .last_used_at
+            .is_none_or(|last| now - last > LAST_USED_RESOLUTION)
+        {
             // A note that fails is no reason to refuse anybody.
             let _ = self.inner.store.touch_key(&key.id, now).await;
-            self.inner.keys.forget();
+            self.inner.keys.invalidate();
         }
-        Ok(Context {
+        Ok(RequestContext {
             org,
             key: Some(key.id),
             scope: key.scope,
@@ -230,15 +240,15 @@ impl Core {
     }
 
     /// Who may do everything: the operator on this machine.
-    pub async fn operator(&self, request: RequestId) -> Result<Context, Error> {
-        let org = if let Some(known) = self.inner.keys.first() {
+    pub async fn operator(&self, request: RequestId) -> Result<RequestContext, Error> {
+        let org = if let Some(known) = self.inner.keys.operator_org() {
             known
         } else {
             let org = self.first_org().await?;
-            self.inner.keys.known().first = Some((Instant::now(), org.clone()));
+            self.inner.keys.entries().operator_org = Some((Instant::now(), org.clone()));
             org
         };
-        Ok(Context {
+        Ok(RequestContext {
             org,
             key: None,
             scope: Scope::Admin,
@@ -267,7 +277,7 @@ impl Core {
     }
 
     /// The org whose keys are meant: the caller's, or for an admin any.
-    async fn org_of_keys(&self, context: &Context, org: Option<&str>) -> Result<OrgId, Error> {
+    async fn key_org(&self, context: &RequestContext, org: Option<&str>) -> Result<OrgId, Error> {
         context.require(Scope::Sandboxes)?;
         match org {
             None => Ok(context.org.id.clone()),
@@ -276,8 +286,12 @@ impl Core {
     }
 
     /// Makes a key, at most as powerful as the caller, and for no longer.
-    pub async fn make_key(&self, context: &Context, asked: KeyRequest) -> Result<MadeKey, Error> {
-        let org = self.org_of_keys(context, asked.org.as_deref()).await?;
+    pub async fn create_key(
+        &self,
+        context: &RequestContext,
+        asked: KeyRequest,
+    ) -> Result<CreatedKey, Error> {
+        let org = self.key_org(context, asked.org.as_deref()).await?;
         context.require(asked.scope)?;
         Org::check_name(&asked.name)?;
         let wrong = |message, remedy: &str| Err(Error::invalid("expiresAt", message, remedy));
@@ -293,7 +307,7 @@ impl Core {
             let remedy = "give an earlier time, or leave it out";
             return wrong("expiresAt is later than that of your own key", remedy);
         }
-        let digits = random_digits();
+        let digits = random_secret_hex();
         let secret = format!("{}{digits}", PREFIXES[0]);
         let key = Key {
             id: KeyId::random(),
@@ -313,15 +327,17 @@ impl Core {
         // An admin is never locked out by what others made.
         let most = match context.require(Scope::Admin) {
             Ok(()) => u32::MAX,
-            Err(_) => MOST,
+            Err(_) => MAX_KEYS_PER_ORG,
         };
         let added = self.inner.store.insert_key(&new, most).await;
         if !added.map_err(error::store)? {
-            let message = format!("the org has {MOST} keys, with those that were revoked of late");
+            let message = format!(
+                "the org has {MAX_KEYS_PER_ORG} keys, with those that were revoked of late"
+            );
             let remedy = "use fewer keys: one that is worth nothing any more counts for 30 days";
             return Err(Error::new(Code::QuotaExceeded, message).remedy(remedy));
         }
-        Ok(MadeKey {
+        Ok(CreatedKey {
             key: new.key,
             secret,
         })
@@ -330,11 +346,11 @@ impl Core {
     /// The keys of an org, newest first.
     pub async fn keys(
         &self,
-        context: &Context,
+        context: &RequestContext,
         org: Option<&str>,
         page: &PageRequest,
     ) -> Result<Page<Key>, Error> {
-        let org = self.org_of_keys(context, org).await?;
+        let org = self.key_org(context, org).await?;
         let keys = self.inner.store.keys(&org).await.map_err(error::store)?;
         Ok(Page::from_unsorted(keys, page, |key: &Key| {
             (key.created_at, key.id.to_string())
@@ -344,19 +360,19 @@ impl Core {
     /// Makes a key useless, at once, if it is no more powerful than the caller.
     pub async fn revoke_key(
         &self,
-        context: &Context,
+        context: &RequestContext,
         org: Option<&str>,
         id: &str,
     ) -> Result<(), Error> {
-        let org = self.org_of_keys(context, org).await?;
+        let org = self.key_org(context, org).await?;
         let keys = self.inner.store.keys(&org).await.map_err(error::store)?;
         let unknown = || Error::new(Code::KeyNotFound, "there is no such key");
         let key = keys.into_iter().find(|key| key.id.as_str() == id);
         let key = key.ok_or_else(unknown)?;
         context.require(key.scope)?;
         let done = self.inner.store.revoke_key(&org, &key.id, self.now()).await;
-        self.inner.keys.forget();
-        self.inner.tickets.forget(&org);
+        self.inner.keys.invalidate();
+        self.inner.tickets.invalidate_org(&org);
         if matches!(done, Ok(true)) {
             self.inner.keys.revoke([key.id]);
         }
@@ -378,7 +394,7 @@ mod tests {
         for second in 0..5_000 {
             revoked.add(KeyId::random(), begin + Duration::from_secs(second));
         }
-        assert_eq!(revoked.0.len() as u64, RECENTLY.as_secs());
+        assert_eq!(revoked.0.len() as u64, REVOKED_RETENTION.as_secs());
     }
 
     #[test]
@@ -402,13 +418,15 @@ mod tests {
             max_timeout: None,
             created_at: 1,
         };
-        let put = |age| cache.put(age, "hash".into(), key.clone(), org.clone());
-        let age = cache.age();
+        let put = |generation| {
+            cache.insert_if_current(generation, "hash".into(), key.clone(), org.clone())
+        };
+        let generation = cache.generation();
         // It is revoked while somebody looks it up.
-        cache.forget();
-        put(age);
+        cache.invalidate();
+        put(generation);
         assert!(cache.get("hash").is_none());
-        put(cache.age());
+        put(cache.generation());
         assert!(cache.get("hash").is_some());
     }
 }

@@ -1,31 +1,31 @@
 //! The rules: who may do what with which sandbox, and for how long.
 //!
-//! `control` knows identity, quota and time, and writes rows first: a row says what should be, the worker's
+//! `control` verify identity, quota and time, and writes rows first: a row says what should be, the worker's
 //! record beside the files says what is, and [`Core::open`] joins them. `data` (commands and files) sees
-//! only a [`Use`]: somebody may touch this sandbox now, and it runs.
+//! only a [`SandboxAccess`]: somebody may touch this sandbox now, and it runs.
 //!
 //! One process serves a data directory, so the rows of living sandboxes are also kept in memory: a question
 //! costs no query, and a change is written before it is seen.
 
+mod access;
+mod access_tokens;
 mod clock;
 mod connect;
 mod context;
-mod doors;
 mod error;
 mod events;
-mod gate;
+mod expiry;
 mod history;
 mod keys;
-mod ledger;
-mod lifetimes;
-mod links;
-mod meters;
-mod notice;
+mod live_sandboxes;
+mod metrics;
 mod orgs;
 mod port_links;
-mod rate;
+mod rate_limit;
 mod reconcile;
 mod sandboxes;
+mod signed_urls;
+mod stream_shutdown;
 mod templates;
 mod tickets;
 mod timekeeping;
@@ -42,26 +42,26 @@ use atoll_worker::LocalRuntime;
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
+pub use access::SandboxAccess;
+pub use access_tokens::{SandboxRef, TokenScope};
 pub use atoll_store::SandboxRow;
 pub use clock::unexplained_difference;
-pub use connect::{Before, Connect, Sleep};
-pub use context::Context;
-pub use doors::{Door, Doorstep};
+pub use connect::{ConnectOptions, PauseMode, PriorState};
+pub use context::RequestContext;
 pub use events::EventReader;
-pub use gate::Use;
 pub use history::SessionView;
-pub use keys::{KeyRequest, MadeKey, is_digits, is_key, random_digits};
-pub use links::{Act, Link, Signer};
-pub use notice::Notice;
+pub use keys::{CreatedKey, KeyRequest, is_key, is_secret_hex, random_secret_hex};
 pub use orgs::OrgRequest;
 pub use port_links::{PortLink, is_port_link, port_link_expiry};
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxFilter, SandboxList, SandboxView};
+pub use signed_urls::{SignedUrl, Signer, UrlAction};
+pub use stream_shutdown::StreamEnd;
 pub use templates::TemplateView;
-pub use tickets::{MadeTicket, is_ticket};
-pub use watchers::Watched;
+pub use tickets::{CreatedTicket, is_ticket};
+pub use watchers::WatchSpec;
 
 use clock::Clock;
-use ledger::Ledger;
+use live_sandboxes::LiveSandboxes;
 
 /// The control plane of one machine.
 #[derive(Debug, Clone)]
@@ -73,22 +73,22 @@ pub struct Core {
 struct Inner {
     store: Store,
     runtime: LocalRuntime,
-    ledger: Ledger,
+    sandboxes: LiveSandboxes,
     clock: Arc<Clock>,
     /// Tried again.
-    leaving: Mutex<reconcile::Leaving>,
+    pending_deletes: Mutex<reconcile::PendingDeletes>,
     /// Tried again, too.
-    unmade: Mutex<HashMap<SandboxId, SandboxRow>>,
+    abandoned_creates: Mutex<HashMap<SandboxId, SandboxRow>>,
     /// Some sandbox's time may be up at another moment than before.
-    times: Notify,
+    expiry_changed: Notify,
     /// The server is about to end.
-    ending: watch::Sender<bool>,
+    shutting_down: watch::Sender<bool>,
     keys: keys::Cache,
     tickets: tickets::Tickets,
     signer: Signer,
-    meters: meters::Meters,
-    rate: Option<rate::Limit>,
-    searches: rate::SearchLimit,
+    metrics: metrics::Metrics,
+    rate: Option<rate_limit::RateLimits>,
+    searches: rate_limit::SearchRateLimit,
     config: Config,
 }
 
@@ -113,32 +113,33 @@ impl Core {
     ) -> Result<Self, Error> {
         let recorded = store.clock().await.map_err(error::store)?;
         let clock = Arc::new(Clock::start(Box::new(clock::Host), recorded.as_ref()));
-        let (ledger, leaving) = reconcile::join(&store, &runtime, &config, &clock).await?;
+        let (sandboxes, pending_deletes) =
+            reconcile::reconcile_all(&store, &runtime, &config, &clock).await?;
         // Before anything can be ended because its time is up. A failure is logged, and the hold begins all the same.
-        let _ = timekeeping::check(&store, &ledger, &clock).await;
+        let _ = timekeeping::check(&store, &sandboxes, &clock).await;
         let core = Self {
             inner: Arc::new(Inner {
                 store,
                 runtime,
-                ledger,
+                sandboxes,
                 clock,
-                leaving: Mutex::new(leaving),
-                unmade: Mutex::default(),
-                times: Notify::new(),
-                ending: watch::Sender::new(false),
+                pending_deletes: Mutex::new(pending_deletes),
+                abandoned_creates: Mutex::default(),
+                expiry_changed: Notify::new(),
+                shutting_down: watch::Sender::new(false),
                 keys: keys::Cache::default(),
                 tickets: tickets::Tickets::default(),
                 signer,
-                meters: meters::Meters::default(),
-                rate: config.rate_limit.map(rate::Limit::new),
-                searches: rate::SearchLimit::default(),
+                metrics: metrics::Metrics::default(),
+                rate: config.rate_limit.map(rate_limit::RateLimits::new),
+                searches: rate_limit::SearchRateLimit::default(),
                 config,
             }),
         };
-        tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));
-        tokio::spawn(reconcile::follow(Arc::downgrade(&core.inner)));
-        tokio::spawn(history::carry_all(Arc::downgrade(&core.inner)));
-        tokio::spawn(history::forget(Arc::downgrade(&core.inner)));
+        tokio::spawn(expiry::expiry_loop(Arc::downgrade(&core.inner)));
+        tokio::spawn(reconcile::reconcile_loop(Arc::downgrade(&core.inner)));
+        tokio::spawn(history::sync_loop(Arc::downgrade(&core.inner)));
+        tokio::spawn(history::retention_loop(Arc::downgrade(&core.inner)));
         Ok(core)
     }
 
@@ -181,7 +182,7 @@ impl Core {
 }
 
 /// Work that goes on whether or not its caller waits, and belongs to the same request in the log.
-pub fn outlast<T>(
+pub fn run_to_completion<T>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> + Send {
     atoll_worker::run_to_completion(work.in_current_span())

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 use atoll_model::{Code, Error, Org, OrgId, Page, PageRequest, Scope};
 use atoll_store::{OrgRemoval, Store};
 
-use crate::{Context, Core, error, outlast};
+use crate::{Core, RequestContext, error, run_to_completion};
 
 /// What an org is to be.
 #[derive(Debug, Clone)]
@@ -50,7 +50,11 @@ pub(crate) async fn first(store: &Store, now: i64) -> Result<Org, Error> {
 
 impl Core {
     /// All orgs for an admin, the caller's own for others.
-    pub async fn orgs(&self, context: &Context, page: &PageRequest) -> Result<Page<Org>, Error> {
+    pub async fn orgs(
+        &self,
+        context: &RequestContext,
+        page: &PageRequest,
+    ) -> Result<Page<Org>, Error> {
         let orgs = match context.scope {
             Scope::Admin => self.inner.store.orgs().await.map_err(error::store)?,
             Scope::Sandboxes | Scope::Read => vec![context.org.clone()],
@@ -61,7 +65,11 @@ impl Core {
     }
 
     /// Makes an org.
-    pub async fn make_org(&self, context: &Context, asked: OrgRequest) -> Result<Org, Error> {
+    pub async fn create_org(
+        &self,
+        context: &RequestContext,
+        asked: OrgRequest,
+    ) -> Result<Org, Error> {
         context.require(Scope::Admin)?;
         asked.check()?;
         let name = asked.name.unwrap_or_default();
@@ -86,19 +94,19 @@ impl Core {
     }
 
     /// An org that the caller may see.
-    pub async fn org(&self, context: &Context, id: &str) -> Result<Org, Error> {
-        let id: OrgId = id.parse().map_err(|_| unknown())?;
+    pub async fn org(&self, context: &RequestContext, id: &str) -> Result<Org, Error> {
+        let id: OrgId = id.parse().map_err(|_| not_found())?;
         if context.scope != Scope::Admin && context.org.id != id {
-            return Err(unknown());
+            return Err(not_found());
         }
         let org = self.inner.store.org(&id).await.map_err(error::store)?;
-        org.ok_or_else(unknown)
+        org.ok_or_else(not_found)
     }
 
     /// Changes an org's name and limits.
-    pub async fn change_org(
+    pub async fn update_org(
         &self,
-        context: &Context,
+        context: &RequestContext,
         id: &str,
         asked: OrgRequest,
     ) -> Result<Org, Error> {
@@ -116,12 +124,12 @@ impl Core {
             .update_org(&org)
             .await
             .map_err(error::store)?;
-        self.inner.keys.forget();
+        self.inner.keys.invalidate();
         Ok(org)
     }
 
     /// Removes an org with its keys and its history. Refused while the org has sandboxes that are not deleted.
-    pub async fn remove_org(&self, context: &Context, id: &str) -> Result<(), Error> {
+    pub async fn remove_org(&self, context: &RequestContext, id: &str) -> Result<(), Error> {
         context.require(Scope::Admin)?;
         let org = self.org(context, id).await?;
         if org.id == self.first_org().await?.id {
@@ -133,7 +141,7 @@ impl Core {
                 .remedy("remove its sandboxes and keys one by one instead"));
         }
         let core = self.clone();
-        outlast(async move { core.remove_unless_used(&org).await }).await
+        run_to_completion(async move { core.remove_unless_used(&org).await }).await
     }
 
     async fn remove_unless_used(&self, org: &Org) -> Result<(), Error> {
@@ -143,9 +151,11 @@ impl Core {
                 .remedy("delete them first, with a key of the org, or let their lifetimes end")
         };
         // Without its row the next start would set such a sandbox aside instead of deleting it.
-        let leaving = self.inner.leaving.lock();
-        let leaving = leaving.unwrap_or_else(PoisonError::into_inner).clone();
-        for id in leaving.keys() {
+        let pending_deletes = self.inner.pending_deletes.lock();
+        let pending_deletes = pending_deletes
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        for id in pending_deletes.keys() {
             let session = self.inner.store.session(&org.id, id.as_str()).await;
             if session.map_err(error::store)?.is_some() {
                 let message = format!(
@@ -160,10 +170,10 @@ impl Core {
             OrgRemoval::Removed { keys, sessions } => (keys, sessions),
             OrgRemoval::HasSandboxes(1) => return Err(in_use("a sandbox".to_owned())),
             OrgRemoval::HasSandboxes(count) => return Err(in_use(format!("{count} sandboxes"))),
-            OrgRemoval::NotFound => return Err(unknown()),
+            OrgRemoval::NotFound => return Err(not_found()),
         };
-        self.inner.keys.forget();
-        self.inner.tickets.forget(&org.id);
+        self.inner.keys.invalidate();
+        self.inner.tickets.invalidate_org(&org.id);
         self.inner.keys.revoke(keys);
         let removed = self.inner.store.remove_history(&org.id, &sessions).await;
         if let Err(failure) = removed {
@@ -173,6 +183,6 @@ impl Core {
     }
 }
 
-fn unknown() -> Error {
+fn not_found() -> Error {
     Error::new(Code::OrgNotFound, "there is no such org")
 }

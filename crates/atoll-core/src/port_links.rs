@@ -3,9 +3,9 @@
 
 use atoll_model::{Error, SandboxId, Scope};
 
-use crate::keys::is_digits;
-use crate::links::LONGEST;
-use crate::{Context, Core};
+use crate::keys::is_secret_hex;
+use crate::signed_urls::LONGEST;
+use crate::{Core, RequestContext};
 
 /// Begins the text of every link, so that it is recognised where it is to be removed.
 const PREFIX: &str = "plk_";
@@ -24,7 +24,7 @@ pub struct PortLink {
 /// The expiry, in seconds since 1970, and the code of a text that has the form of a link.
 fn parts(text: &str) -> Option<(i64, &str)> {
     let (expires, code) = text.strip_prefix(PREFIX)?.split_once('_')?;
-    Some((expires.parse().ok()?, code)).filter(|(_, code)| is_digits(code))
+    Some((expires.parse().ok()?, code)).filter(|(_, code)| is_secret_hex(code))
 }
 
 /// Whether a text has the form of a link to a port.
@@ -46,7 +46,7 @@ impl Core {
     /// Signs a link to a port that is valid for so many seconds.
     pub fn sign_port_link(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         port: u16,
         seconds: u32,
@@ -57,8 +57,8 @@ impl Core {
             let remedy = format!("give 1 to {LONGEST} seconds");
             return Err(Error::invalid("expiresIn", message, remedy));
         }
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let sandbox = entry.with(|row| row.id.clone());
+        let entry = self.inner.sandboxes.find(&context.org.id, name)?;
+        let sandbox = entry.read(|row| row.id.clone());
         let expires = self.inner.clock.system() / 1_000_000 + i64::from(seconds);
         let signer = &self.inner.signer;
         let code = signer.token(sandbox.as_str(), &signed(port, expires));
@@ -76,7 +76,7 @@ impl Core {
             return false;
         };
         let signer = &self.inner.signer;
-        let is_ours = signer.knows_token(id.as_str(), &signed(port, expires), code);
+        let is_ours = signer.verify_token(id.as_str(), &signed(port, expires), code);
         is_ours && expires > self.inner.clock.system() / 1_000_000
     }
 }

@@ -14,25 +14,25 @@ use atoll_store::{SandboxRow, Store};
 use atoll_worker::{LocalRuntime, Recovered};
 
 use crate::clock::Clock;
-use crate::ledger::{Entry, Ledger, happened};
-use crate::lifetimes::kept_until;
-use crate::sandboxes::end_anew;
+use crate::expiry::deletion_time;
+use crate::live_sandboxes::{LiveSandbox, LiveSandboxes, change_event};
+use crate::sandboxes::end_at_after_restart;
 use crate::{Config, Inner, error, history, orgs};
 
 /// Sandboxes whose rows say deleted, and which are still there.
-pub(crate) type Leaving = HashMap<SandboxId, SessionId>;
+pub(crate) type PendingDeletes = HashMap<SandboxId, SessionId>;
 
 /// How often is asked whether processes are gone, whatever was told.
-const EVERY: Duration = Duration::from_secs(5);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// All living sandboxes, and those that could not be taken away although their rows say so.
-pub(crate) async fn join(
+pub(crate) async fn reconcile_all(
     store: &Store,
     runtime: &LocalRuntime,
     config: &Config,
     clock: &Arc<Clock>,
-) -> Result<(Ledger, Leaving), Error> {
-    let (ledger, mut leaving) = (Ledger::new(clock), Leaving::new());
+) -> Result<(LiveSandboxes, PendingDeletes), Error> {
+    let (ledger, mut pending_deletes) = (LiveSandboxes::new(clock), PendingDeletes::new());
     let is: HashMap<SandboxId, SandboxInfo> = runtime
         .list()
         .into_iter()
@@ -55,8 +55,8 @@ pub(crate) async fn join(
                     .map_err(error::store)?,
                 Err(error) => {
                     tracing::warn!(sandbox = %row.id, %error, "it was never made, and stays until it can go");
-                    give_up(store, &row, &error, clock.now()).await?;
-                    leaving.insert(row.id.clone(), row.session);
+                    record_failed_create(store, &row, &error, clock.now()).await?;
+                    pending_deletes.insert(row.id.clone(), row.session);
                 }
             }
             continue;
@@ -66,7 +66,7 @@ pub(crate) async fn join(
             None => recover(runtime, &row).await?,
         };
         let joined = match found.or(recovered.as_ref()) {
-            Some(info) => as_it_is(row.clone(), info, clock.now()),
+            Some(info) => apply_runtime_state(row.clone(), info, clock.now()),
             None if row.state == SandboxState::Failed => row.clone(),
             None => SandboxRow {
                 state: SandboxState::Failed,
@@ -78,24 +78,24 @@ pub(crate) async fn join(
         // As it is set now, not as it was when it stopped.
         let joined = match joined.state {
             SandboxState::Stopped => SandboxRow {
-                end_at: kept_until(config, joined.stopped_at.unwrap_or_else(|| clock.now())),
+                end_at: deletion_time(config, joined.stopped_at.unwrap_or_else(|| clock.now())),
                 ..joined
             },
             _ => joined,
         };
         if joined != row {
-            let written = store.update_sandbox(&joined, happened(&row, &joined), clock.now());
+            let written = store.update_sandbox(&joined, change_event(&row, &joined), clock.now());
             written.await.map_err(error::store)?;
         }
         // When it was last used is not written down: it is not idle before it could be used again.
-        ledger.add(joined).touch();
+        ledger.add(joined).record_activity();
     }
     for id in is.keys().filter(|id| !known.contains(*id)) {
         let deleted = store.deleted_session(id).await.map_err(error::store)?;
         if let Some(session) = deleted {
-            let farewell = history::keep(store, session.clone());
-            if runtime.delete_after_flush(id, farewell).await.is_err() {
-                leaving.insert(id.clone(), session);
+            let sink = history::history_sink(store, session.clone());
+            if runtime.delete_after_flush(id, sink).await.is_err() {
+                pending_deletes.insert(id.clone(), session);
             }
         } else if config.adopt_orphans {
             let row = adopt(store, runtime, config, &is[id], clock.now()).await?;
@@ -108,10 +108,10 @@ pub(crate) async fn join(
             }
         }
     }
-    Ok((ledger, leaving))
+    Ok((ledger, pending_deletes))
 }
 
-/// Inserts the row of a sandbox of which only the runtime knows. It belongs to the first org from now on, has no end of
+/// Inserts the row of a sandbox of which only the runtime verify. It belongs to the first org from now on, has no end of
 /// its own, and its ports are private: the rest of what its row said is lost.
 async fn adopt(
     store: &Store,
@@ -143,7 +143,11 @@ async fn adopt(
         },
         created_at: info.created_at,
         started_at: Some(if lives { now } else { info.created_at }),
-        end_at: if lives { None } else { kept_until(config, now) },
+        end_at: if lives {
+            None
+        } else {
+            deletion_time(config, now)
+        },
         time_left: None,
         stopped_at: (info.state != SandboxState::Running).then_some(now),
         deleted_at: None,
@@ -180,14 +184,19 @@ async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<Sand
 }
 
 /// Makes a row history whose sandbox could neither be made nor taken away.
-async fn give_up(store: &Store, row: &SandboxRow, why: &Error, now: i64) -> Result<(), Error> {
+async fn record_failed_create(
+    store: &Store,
+    row: &SandboxRow,
+    why: &Error,
+    now: i64,
+) -> Result<(), Error> {
     let after = SandboxRow {
         state: SandboxState::Failed,
         error: Some(why.message.clone()),
         deleted_at: Some(now),
         ..row.clone()
     };
-    let written = store.update_sandbox(&after, happened(row, &after), now);
+    let written = store.update_sandbox(&after, change_event(row, &after), now);
     written.await.map_err(error::store)?;
     store
         .delete_idempotency_key(&row.id)
@@ -195,8 +204,8 @@ async fn give_up(store: &Store, row: &SandboxRow, why: &Error, now: i64) -> Resu
         .map_err(error::store)
 }
 
-/// The row of a sandbox that the runtime knows.
-fn as_it_is(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> SandboxRow {
+/// The row of a sandbox that the runtime verify.
+fn apply_runtime_state(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> SandboxRow {
     match (row.state, info.state) {
         // A pause or a resume that was not answered.
         (SandboxState::Running, SandboxState::Paused) => {
@@ -207,7 +216,7 @@ fn as_it_is(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> SandboxRow {
         }
         // A start that was not answered: its place in the org was taken, and then it ran.
         (SandboxState::Stopped | SandboxState::Creating, SandboxState::Running) => {
-            row.end_at = end_anew(&row.lifetime, now);
+            row.end_at = end_at_after_restart(&row.lifetime, now);
             row.started_at = Some(now);
             (row.stopped_at, row.time_left) = (None, None);
         }
@@ -225,11 +234,13 @@ fn as_it_is(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> SandboxRow {
 }
 
 /// Takes sandboxes away that could not be when somebody asked for it.
-async fn delete_again(inner: &Inner) {
-    let leaving = inner.leaving.lock();
-    let leaving = leaving.unwrap_or_else(PoisonError::into_inner).clone();
-    for (id, session) in leaving {
-        if inner.bury(&id, session).await.is_ok() {
+async fn retry_deletes(inner: &Inner) {
+    let pending_deletes = inner.pending_deletes.lock();
+    let pending_deletes = pending_deletes
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    for (id, session) in pending_deletes {
+        if inner.remove_from_runtime(&id, session).await.is_ok() {
             tracing::info!(sandbox = %id, "it is gone after all");
         }
     }
@@ -237,48 +248,48 @@ async fn delete_again(inner: &Inner) {
 
 /// Writes down which sandboxes' processes have ended by themselves: told by the runtime, and looked for now and
 /// then, in case it could not be written down at once.
-pub(crate) async fn follow(inner: Weak<Inner>) {
+pub(crate) async fn reconcile_loop(inner: Weak<Inner>) {
     let Some(mut endings) = inner.upgrade().map(|inner| inner.runtime.subscribe_exits()) else {
         return;
     };
     loop {
-        let _ = tokio::time::timeout(EVERY, endings.changed()).await;
+        let _ = tokio::time::timeout(RECHECK_INTERVAL, endings.changed()).await;
         let Some(inner) = inner.upgrade() else { return };
-        delete_again(&inner).await;
-        inner.unmake_all().await;
+        retry_deletes(&inner).await;
+        inner.retry_discards().await;
         for info in inner.runtime.list() {
             if info.state == SandboxState::Stopped
-                && let Some(entry) = inner.ledger.get(&info.id)
-                && entry.with(lives)
+                && let Some(entry) = inner.sandboxes.get(&info.id)
+                && entry.read(has_processes)
             {
                 // Each by itself: one may be in somebody's hands for a while.
-                tokio::spawn(ended(Arc::clone(&inner), entry));
+                tokio::spawn(record_exit(Arc::clone(&inner), entry));
             }
         }
     }
 }
 
-fn lives(row: &SandboxRow) -> bool {
+fn has_processes(row: &SandboxRow) -> bool {
     matches!(row.state, SandboxState::Running | SandboxState::Paused)
 }
 
 /// Writes down that a sandbox has ended, unless somebody has done that or started it again.
-async fn ended(inner: Arc<Inner>, entry: Arc<Entry>) {
-    let Ok(held) = inner.ledger.hold(entry).await else {
+async fn record_exit(inner: Arc<Inner>, entry: Arc<LiveSandbox>) {
+    let Ok(held) = inner.sandboxes.lock(entry).await else {
         return;
     };
     let entry = &held.entry;
-    let id = entry.with(|row| row.id.clone());
+    let id = entry.read(|row| row.id.clone());
     let Ok(info) = inner.runtime.get(&id) else {
         return;
     };
-    if info.state != SandboxState::Stopped || !entry.with(lives) {
+    if info.state != SandboxState::Stopped || !entry.read(has_processes) {
         return;
     }
-    let written = entry.write(&inner.store, |row| {
+    let written = entry.update(&inner.store, |row| {
         let now = inner.clock.now();
-        *row = as_it_is(row.clone(), &info, now);
-        row.end_at = kept_until(&inner.config, row.stopped_at.unwrap_or(now));
+        *row = apply_runtime_state(row.clone(), &info, now);
+        row.end_at = deletion_time(&inner.config, row.stopped_at.unwrap_or(now));
     });
     match written.await {
         Ok(_) => tracing::info!(sandbox = %id, reason = ?info.reason, "it has ended"),

@@ -4,8 +4,8 @@ mod change;
 mod create;
 mod delete;
 mod list;
-mod states;
-mod times;
+mod timeouts;
+mod transitions;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 use atoll_model::{Code, Error, Page, PageRequest, SandboxId, SandboxState, Scope, Timings};
 use atoll_store::SandboxRow;
 
-use crate::ledger::{Entry, Held};
-use crate::{Context, Core, error};
+use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
+use crate::{Core, RequestContext, error};
 pub use change::SandboxChange;
 pub use create::NewSandbox;
 pub use list::{SandboxFilter, SandboxList};
-pub(crate) use states::{Still, always};
-pub(crate) use times::{check_timeout, end_anew, microseconds};
+pub(crate) use timeouts::{check_timeout, end_at_after_restart, microseconds};
+pub(crate) use transitions::{Precondition, unconditional};
 
 /// A sandbox as its owner sees it.
 #[derive(Debug, Clone)]
@@ -38,25 +38,25 @@ impl From<SandboxRow> for SandboxView {
 
 impl Core {
     /// A sandbox of the caller's.
-    pub fn sandbox(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+    pub fn sandbox(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Read)?;
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         Ok(entry.row().into())
     }
 
     /// Every sandbox of the caller's that is not deleted, in no order.
-    pub fn living(&self, context: &Context) -> Result<Vec<SandboxView>, Error> {
+    pub fn list_active(&self, context: &RequestContext) -> Result<Vec<SandboxView>, Error> {
         context.require(Scope::Read)?;
-        let all = self.inner.ledger.all().into_iter();
+        let all = self.inner.sandboxes.all().into_iter();
         let own = |row: &SandboxRow| (row.org == context.org.id).then(|| row.clone());
-        let own = all.filter_map(|entry| entry.with(own));
+        let own = all.filter_map(|entry| entry.read(own));
         Ok(own.map(SandboxView::from).collect())
     }
 
     /// The caller's sandboxes, also deleted ones, newest first; perhaps only those in a state.
     pub async fn list_sessions(
         &self,
-        context: &Context,
+        context: &RequestContext,
         state: Option<SandboxState>,
         page: &PageRequest,
     ) -> Result<Page<SandboxView>, Error> {
@@ -70,15 +70,23 @@ impl Core {
     }
 
     /// One that the caller may change.
-    fn own(&self, context: &Context, name: &str) -> Result<Arc<Entry>, Error> {
+    fn find_writable(
+        &self,
+        context: &RequestContext,
+        name: &str,
+    ) -> Result<Arc<LiveSandbox>, Error> {
         context.require(Scope::Sandboxes)?;
-        self.inner.ledger.find(&context.org.id, name)
+        self.inner.sandboxes.find(&context.org.id, name)
     }
 
     /// A sandbox of the caller's, once nobody else changes it.
-    async fn held(&self, context: &Context, name: &str) -> Result<Held, Error> {
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
-        self.inner.ledger.hold(entry).await
+    async fn find_and_lock(
+        &self,
+        context: &RequestContext,
+        name: &str,
+    ) -> Result<LockedSandbox, Error> {
+        let entry = self.inner.sandboxes.find(&context.org.id, name)?;
+        self.inner.sandboxes.lock(entry).await
     }
 }
 
@@ -114,7 +122,7 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Error> {
     ))
 }
 
-fn full(most: Option<u32>) -> Error {
+fn quota_exceeded(most: Option<u32>) -> Error {
     let most = most.unwrap_or_default().to_string();
     Error::new(
         Code::QuotaExceeded,

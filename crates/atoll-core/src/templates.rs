@@ -3,7 +3,7 @@
 use atoll_model::{Code, Error, Scope};
 use atoll_worker::template::{ArchiveReader, BASE, TemplateInfo, TemplateOptions};
 
-use crate::{Context, Core};
+use crate::{Core, RequestContext};
 
 /// A template as people see it.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ impl TemplateView {
 
 impl Core {
     /// All templates, newest first.
-    pub async fn templates(&self, context: &Context) -> Result<Vec<TemplateView>, Error> {
+    pub async fn templates(&self, context: &RequestContext) -> Result<Vec<TemplateView>, Error> {
         context.require(Scope::Read)?;
         let mut all = self.inner.runtime.templates().await?;
         // Those of one moment by name.
@@ -39,7 +39,11 @@ impl Core {
     }
 
     /// One template.
-    pub async fn template(&self, context: &Context, name: &str) -> Result<TemplateView, Error> {
+    pub async fn template(
+        &self,
+        context: &RequestContext,
+        name: &str,
+    ) -> Result<TemplateView, Error> {
         context.require(Scope::Read)?;
         let meta = self.inner.runtime.template(name).await;
         // A name that none can have is one that none has.
@@ -54,7 +58,7 @@ impl Core {
     /// or not at all.
     pub async fn add_template(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         stream: ArchiveReader,
         options: TemplateOptions,
@@ -65,18 +69,19 @@ impl Core {
     }
 
     /// Removes a template that nobody needs: a stopped sandbox could not start without its own.
-    pub async fn remove_template(&self, context: &Context, name: &str) -> Result<(), Error> {
+    pub async fn remove_template(&self, context: &RequestContext, name: &str) -> Result<(), Error> {
         context.require(Scope::Admin)?;
         self.template(context, name).await?;
         if name == BASE {
             let message = "the default template cannot be removed";
             return Err(Error::new(Code::Conflict, message).remedy("leave it as it is"));
         }
-        let of =
-            |entry: &std::sync::Arc<crate::ledger::Entry>| entry.with(|row| row.template == name);
+        let of = |entry: &std::sync::Arc<crate::live_sandboxes::LiveSandbox>| {
+            entry.read(|row| row.template == name)
+        };
         let count = self
             .inner
-            .ledger
+            .sandboxes
             .all()
             .iter()
             .filter(|entry| of(entry))

@@ -6,14 +6,18 @@ use atoll_store::{SandboxRow, Store};
 
 use crate::clock::{Clock, Step};
 use crate::error;
-use crate::ledger::Ledger;
+use crate::live_sandboxes::LiveSandboxes;
 
 /// How often the time is recorded, in microseconds. In the same boot the next server counts on from any record; after
 /// a reboot, this much of the uptime of the host may be missing from it.
 const RECORDED: i64 = 60_000_000;
 
 /// Compares the clocks and acts on a difference.
-pub(crate) async fn check(store: &Store, ledger: &Ledger, clock: &Clock) -> Result<(), Error> {
+pub(crate) async fn check(
+    store: &Store,
+    ledger: &LiveSandboxes,
+    clock: &Clock,
+) -> Result<(), Error> {
     match clock.check() {
         Step::Unchanged => Ok(()),
         Step::Held(difference) => {
@@ -33,7 +37,7 @@ pub(crate) async fn check(store: &Store, ledger: &Ledger, clock: &Clock) -> Resu
 /// Moves all deadlines by a difference and server time with them.
 async fn accept(
     store: &Store,
-    ledger: &Ledger,
+    ledger: &LiveSandboxes,
     clock: &Clock,
     difference: i64,
 ) -> Result<(), Error> {
@@ -56,7 +60,7 @@ async fn accept(
     for entry in &entries {
         entry.change(|row| shift(row, difference));
         // Ends of commands were recorded by the system clock: they cannot be compared with the time before.
-        entry.touch();
+        entry.record_activity();
     }
     clock.accept(difference);
     tracing::info!(

@@ -1,5 +1,5 @@
 //! Watches that outlive the request that began them: what happened is asked for later, again and again. They are kept
-//! in memory, as long as their sandbox runs; a server that starts anew knows none.
+//! in memory, as long as their sandbox runs; a server that starts anew verify none.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use atoll_model::{Code, Error, RunAs, WatchEvent, WatchOptions};
 use atoll_worker::Watch;
 
-use crate::Use;
-use crate::keys::random_digits;
-use crate::ledger::Entry;
+use crate::SandboxAccess;
+use crate::keys::random_secret_hex;
+use crate::live_sandboxes::LiveSandbox;
 
 /// What is watched, and for whom.
 #[derive(Debug, Clone)]
-pub struct Watched {
+pub struct WatchSpec {
     /// As whom.
-    pub who: RunAs,
+    pub run_as: RunAs,
     /// The directory.
     pub path: Vec<u8>,
     /// How.
@@ -26,7 +26,7 @@ pub struct Watched {
 
 #[derive(Debug)]
 struct Watcher {
-    watched: Watched,
+    spec: WatchSpec,
     watch: tokio::sync::Mutex<Watch>,
 }
 
@@ -42,9 +42,9 @@ impl Watchers {
     }
 }
 
-impl Entry {
+impl LiveSandbox {
     /// Ends all watches that are kept: the sandbox runs no more.
-    pub(crate) fn end_watchers(&self) {
+    pub(crate) fn remove_watchers(&self) {
         self.watchers.all().clear();
     }
 }
@@ -54,34 +54,34 @@ fn unknown(id: &str) -> Error {
     Error::new(Code::NotFound, message).remedy("begin another")
 }
 
-impl Use {
+impl SandboxAccess {
     /// Begins a watch that is kept; its name.
-    pub async fn keep_watch(&self, watched: Watched) -> Result<String, Error> {
-        let (runtime, path) = (self.runtime(), &watched.path);
-        let watch = runtime.watch(self.id(), &watched.who, path, watched.options);
+    pub async fn create_watcher(&self, spec: WatchSpec) -> Result<String, Error> {
+        let (runtime, path) = (self.runtime(), &spec.path);
+        let watch = runtime.watch(self.id(), &spec.run_as, path, spec.options);
         let watch = tokio::sync::Mutex::new(watch.await?);
-        let (id, watcher) = (random_digits(), Arc::new(Watcher { watched, watch }));
+        let (id, watcher) = (random_secret_hex(), Arc::new(Watcher { spec, watch }));
         self.entry().watchers.all().insert(id.clone(), watcher);
         Ok(id)
     }
 
     /// What happened since it was last asked; all that happened before this call is in it.
-    pub async fn drain_watch(&self, id: &str) -> Result<(Watched, Vec<WatchEvent>), Error> {
+    pub async fn poll_watcher(&self, id: &str) -> Result<(WatchSpec, Vec<WatchEvent>), Error> {
         let found = self.entry().watchers.all().get(id).cloned();
         let watcher = found.ok_or_else(|| unknown(id))?;
         let drained = watcher.watch.lock().await.drain().await;
         match drained {
-            Ok(events) => Ok((watcher.watched.clone(), events)),
+            Ok(events) => Ok((watcher.spec.clone(), events)),
             Err(error) => {
                 // It will not get better.
-                let _ = self.end_watch(id);
+                let _ = self.remove_watcher(id);
                 Err(error)
             }
         }
     }
 
     /// Ends a watch that is kept.
-    pub fn end_watch(&self, id: &str) -> Result<(), Error> {
+    pub fn remove_watcher(&self, id: &str) -> Result<(), Error> {
         let ended = self.entry().watchers.all().remove(id);
         ended.map(drop).ok_or_else(|| unknown(id))
     }

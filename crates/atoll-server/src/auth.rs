@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use atoll_core::Context;
+use atoll_core::RequestContext;
 use atoll_model::{Code, Error, RequestId};
 use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
@@ -16,18 +16,18 @@ use crate::{AppState, AuthMode};
 
 /// The authenticated caller, passed from the extractor back to the middleware.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AuthSlot(Arc<OnceLock<Context>>);
+pub(crate) struct AuthSlot(Arc<OnceLock<RequestContext>>);
 
 impl AuthSlot {
     /// The caller, if a handler authenticated it.
-    pub(crate) fn caller(&self) -> Option<&Context> {
+    pub(crate) fn caller(&self) -> Option<&RequestContext> {
         self.0.get()
     }
 }
 
 /// Extractor for the authenticated caller. It rejects requests without valid credentials.
 #[derive(Debug)]
-pub(crate) struct Authenticated(pub(crate) Context);
+pub(crate) struct Authenticated(pub(crate) RequestContext);
 
 impl FromRequestParts<AppState> for Authenticated {
     type Rejection = ApiError;

@@ -4,7 +4,7 @@ mod validators;
 
 use std::pin::pin;
 
-use atoll_core::Use;
+use atoll_core::SandboxAccess;
 use atoll_model::{Code, Error, RunAs};
 use atoll_worker::{FileReader, FileWriter};
 use axum::body::{Body, Bytes};
@@ -32,7 +32,7 @@ pub(crate) enum FileResponse {
 
 /// Opens a file, or the requested range, and evaluates conditional headers.
 pub(crate) async fn open_file(
-    access: &Use,
+    access: &SandboxAccess,
     run_as: &RunAs,
     path: &[u8],
     headers: &HeaderMap,
@@ -75,7 +75,7 @@ pub(crate) async fn open_file(
 
 impl FileResponse {
     /// Builds the response. The access is held until the last byte is sent.
-    pub(crate) fn respond(self, access: Use) -> Response {
+    pub(crate) fn respond(self, access: SandboxAccess) -> Response {
         const CONTENT_TYPE: &str = "application/octet-stream";
         let (reader, part, size) = match self {
             Self::Content { reader, part, size } => (reader, part, size),
@@ -117,7 +117,7 @@ pub(crate) fn with_content_range(mut response: Response, place: &str) -> Respons
 /// exactly that many bytes are sent: appended data is ignored, and truncation aborts the response.
 pub(crate) fn download_response(
     kind: &'static str,
-    access: Use,
+    access: SandboxAccess,
     reader: FileReader,
     length: Option<u64>,
 ) -> Response {

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::task::Poll;
 use std::time::Duration;
 
-use atoll_core::{Context, Core, Notice, Use};
+use atoll_core::{Core, RequestContext, SandboxAccess, StreamEnd};
 use atoll_model::{Error, OutputChunk, Stream};
 use atoll_worker::ExecHandle;
 use axum::body::{Body, Bytes, HttpBody as _};
@@ -43,7 +43,11 @@ pub(crate) fn sse_response(
 
 /// Ends event streams when the server shuts down, so that clients reconnect, and any stream when
 /// its caller's key becomes invalid.
-pub(crate) fn end_on_shutdown(response: Response, core: &Core, context: &Context) -> Response {
+pub(crate) fn end_on_shutdown(
+    response: Response,
+    core: &Core,
+    context: &RequestContext,
+) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
     }
@@ -52,9 +56,9 @@ pub(crate) fn end_on_shutdown(response: Response, core: &Core, context: &Context
     let kind = parts.headers.get(header::CONTENT_TYPE);
     let is_event_stream = kind.is_some_and(|kind| kind == EVENT_STREAM);
     let stream_end = async move {
-        match core.notice(&context).await {
+        match core.stream_end(&context).await {
             // Other responses end by themselves; shutdown waits for them.
-            Notice::Ending if !is_event_stream => std::future::pending().await,
+            StreamEnd::Shutdown if !is_event_stream => std::future::pending().await,
             stream_end => axum::Error::new(stream_end.error()),
         }
     };
@@ -81,7 +85,7 @@ pub(crate) fn error_event(error: &Error) -> String {
 }
 
 pub(crate) fn output_events(
-    access: Use,
+    access: SandboxAccess,
     exec: &ExecHandle,
     after: u64,
     encoding: Encoding,
@@ -94,7 +98,7 @@ pub(crate) fn output_events(
                 return None;
             }
             let next = tokio::time::timeout(PING_INTERVAL, reader.next()).await;
-            access.touch();
+            access.record_activity();
             let (event, ended) = match next {
                 Err(_) => (PING_EVENT.to_owned(), false),
                 Ok(Ok(Some(chunk))) => {

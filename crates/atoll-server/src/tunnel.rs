@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use atoll_core::Use;
+use atoll_core::SandboxAccess;
 use atoll_model::{Code, Error, SandboxState};
 use axum::body::Bytes;
 use axum::extract::ws::{Message, WebSocket};
@@ -57,7 +57,7 @@ struct TunnelState {
 /// Copies in both directions until both have ended or one fails.
 pub(crate) async fn run(
     socket: WebSocket,
-    access: Use,
+    access: SandboxAccess,
     mut stream: TcpStream,
     mut end_signal: StreamEndSignal,
 ) {
@@ -148,7 +148,7 @@ async fn server_to_client(
     sink: &mut SplitSink<WebSocket, Message>,
     mut server: ReadHalf<'_>,
     state: &TunnelState,
-    access: &Use,
+    access: &SandboxAccess,
 ) -> End {
     let mut buffer = vec![0; CHUNK_BYTES];
     let (mut next_ping, mut ping_sent, mut server_done) =
@@ -170,7 +170,7 @@ async fn server_to_client(
                 Message::Ping(Bytes::new())
             }
         };
-        access.touch();
+        access.record_activity();
         server_done |= matches!(&message, Message::Binary(bytes) if bytes.is_empty());
         if sink.send(message).await.is_err() {
             return End::ClientGone;

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::time::Duration;
 
-use atoll_core::{Context, Notice, Use};
+use atoll_core::{RequestContext, SandboxAccess, StreamEnd};
 use atoll_model::{Code, Error, OutputChunk, SandboxState, Stream, TerminalSize};
 use atoll_worker::ExecHandle;
 use axum::body::Bytes;
@@ -99,12 +99,12 @@ impl PendingUpgrade {
 
 /// Completes when an open stream must end: the server shuts down, or the caller's key became
 /// invalid.
-pub(crate) struct StreamEndSignal(Pin<Box<dyn Future<Output = Notice> + Send>>);
+pub(crate) struct StreamEndSignal(Pin<Box<dyn Future<Output = StreamEnd> + Send>>);
 
 impl StreamEndSignal {
-    pub(crate) fn new(app: &AppState, caller: &Context) -> Self {
+    pub(crate) fn new(app: &AppState, caller: &RequestContext) -> Self {
         let (core, caller) = (app.core.clone(), caller.clone());
-        Self(Box::pin(async move { core.notice(&caller).await }))
+        Self(Box::pin(async move { core.stream_end(&caller).await }))
     }
 
     /// Waits for the signal; returns close code and reason.
@@ -112,8 +112,8 @@ impl StreamEndSignal {
         let notice = (&mut self.0).await;
         let error = notice.error();
         match notice {
-            Notice::Revoked => (error.code.close_code(), error.message),
-            Notice::Ending => (GOING_AWAY, error.message),
+            StreamEnd::KeyInvalid => (error.code.close_code(), error.message),
+            StreamEnd::Shutdown => (GOING_AWAY, error.message),
         }
     }
 }
@@ -222,7 +222,7 @@ enum TerminalMessage {
 /// input and output. Text frames are control messages if they parse as such, and input otherwise.
 pub(crate) async fn terminal(
     mut socket: WebSocket,
-    access: Use,
+    access: SandboxAccess,
     exec: ExecHandle,
     mut end_signal: StreamEndSignal,
 ) {
@@ -239,7 +239,7 @@ pub(crate) async fn terminal(
         tokio::select! {
             chunk = output.next() => match chunk {
                 Ok(Some(OutputChunk::Data { bytes, .. })) => {
-                    access.touch();
+                    access.record_activity();
                     if send_output(&mut socket, bytes).await.is_err() {
                         return;
                     }
@@ -266,7 +266,7 @@ pub(crate) async fn terminal(
             }
             received = socket.recv(), if input.is_idle() => {
                 keepalive.received();
-                access.touch();
+                access.record_activity();
                 let done = match received {
                     Some(Ok(Message::Binary(keys))) => {
                         input.begin(&access, &exec, keys);
@@ -321,10 +321,10 @@ fn ignore_stdin_closed(done: Result<(), Error>) -> Result<(), Error> {
 struct PendingInput<'a>(Option<BoxFuture<'a, Result<(), Error>>>);
 
 impl<'a> PendingInput<'a> {
-    fn begin(&mut self, access: &'a Use, exec: &'a ExecHandle, keys: Bytes) {
+    fn begin(&mut self, access: &'a SandboxAccess, exec: &'a ExecHandle, keys: Bytes) {
         self.0 = Some(Box::pin(async move {
             // Input resumes a paused sandbox.
-            access.wake().await?;
+            access.resume_if_paused().await?;
             exec.write_stdin(&keys).await
         }));
     }
@@ -345,7 +345,7 @@ impl<'a> PendingInput<'a> {
 }
 
 /// Closes after the process has exited, by itself or with its sandbox.
-async fn close_after_exit(socket: WebSocket, access: &Use) {
+async fn close_after_exit(socket: WebSocket, access: &SandboxAccess) {
     let is = access.runtime().get(access.id()).map(|info| info.state);
     let lives = |state| matches!(state, SandboxState::Running | SandboxState::Paused);
     if lives(access.state()) && is.is_ok_and(lives) {
@@ -375,7 +375,7 @@ mod frame_type {
 /// binary frame is its type; gaps are reported as text frames.
 pub(crate) async fn output(
     mut socket: WebSocket,
-    access: Use,
+    access: SandboxAccess,
     exec: ExecHandle,
     after: u64,
     mut end_signal: StreamEndSignal,
@@ -398,7 +398,7 @@ pub(crate) async fn output(
         }
         tokio::select! {
             chunk = reader.next() => {
-                access.touch();
+                access.record_activity();
                 let (message, over) = match chunk {
                     Ok(Some(OutputChunk::Data { stream, bytes, .. })) => {
                         let mut frame = Vec::with_capacity(bytes.len() + 1);

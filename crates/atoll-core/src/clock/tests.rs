@@ -7,7 +7,7 @@ use atoll_model::{Org, OrgId};
 use atoll_store::{SandboxRow, Store};
 
 use super::*;
-use crate::ledger::Ledger;
+use crate::live_sandboxes::LiveSandboxes;
 use crate::timekeeping::check;
 
 const HOUR: i64 = 60 * MINUTE;
@@ -172,7 +172,7 @@ fn after_a_reboot_the_system_clock_is_doubted_unless_the_uptime_explains_it() {
 }
 
 /// A store with an org, and a running and a stopped sandbox whose deadlines are ahead.
-async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, Ledger, OrgId) {
+async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, LiveSandboxes, OrgId) {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(&directory.path().join("atoll.db"))
         .await
@@ -185,9 +185,9 @@ async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, Ledger, OrgId) 
         created_at: 1,
     };
     store.insert_org(&org).await.unwrap();
-    let ledger = Ledger::new(clock);
+    let ledger = LiveSandboxes::new(clock);
     for (alias, stopped_at) in [("running", None), ("stopped", Some(BEGIN))] {
-        let mut row = crate::ledger::tests::row(&org.id, alias);
+        let mut row = crate::live_sandboxes::tests::row(&org.id, alias);
         store.insert_sandbox(&row, None, None).await.unwrap();
         row.end_at = Some(clock.now() + 10 * MINUTE);
         row.stopped_at = stopped_at;
@@ -261,7 +261,7 @@ async fn a_deadline_that_is_written_while_all_move_is_right_afterwards() {
     host.step(30 * SECOND);
     let entry = ledger.find(&org, "running").unwrap();
     let exclusive = clock.deadlines.write().await;
-    let writing = entry.write(&store, |row| row.end_at = Some(clock.now() + HOUR));
+    let writing = entry.update(&store, |row| row.end_at = Some(clock.now() + HOUR));
     let moving = async {
         clock.accept(30 * SECOND);
         drop(exclusive);

@@ -6,7 +6,7 @@ use atoll_model::{Error, Lifetime, Limits, Network, NetworkPolicy, Scope};
 use atoll_store::SandboxRow;
 
 use super::{SandboxView, check_alias, check_metadata};
-use crate::{Context, Core};
+use crate::{Core, RequestContext};
 
 /// What is to be different. What is `None` stays.
 #[derive(Debug, Clone, Default)]
@@ -25,12 +25,12 @@ impl Core {
     /// Changes what its owner may change: what, is worked out of what it is when nobody else changes it.
     pub async fn change(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         change: impl FnOnce(&SandboxRow) -> Result<SandboxChange, Error>,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
-        let held = self.held(context, name).await?;
+        let held = self.find_and_lock(context, name).await?;
         let (entry, store) = (&held.entry, &self.inner.store);
         let before = entry.row();
         let change = change(&before)?;
@@ -40,7 +40,7 @@ impl Core {
         if let Some(metadata) = &change.metadata {
             check_metadata(metadata)?;
         }
-        let written = entry.write(store, |row| {
+        let written = entry.update(store, |row| {
             row.limits = change.limits.unwrap_or(row.limits);
             row.alias = change.alias.unwrap_or(row.alias.take());
             row.metadata = change.metadata.unwrap_or(std::mem::take(&mut row.metadata));
@@ -57,7 +57,7 @@ impl Core {
             let set = self.inner.runtime.set_limits(&row.id, row.limits).await;
             if let Err(error) = set {
                 // Other changes written in the meantime are kept.
-                let back = entry.write(store, |row| {
+                let back = entry.update(store, |row| {
                     (row.limits, row.alias) = (before.limits, before.alias);
                     (row.metadata, row.lifetime) = (before.metadata, before.lifetime);
                 });
@@ -65,26 +65,26 @@ impl Core {
                 return Err(error);
             }
         }
-        self.inner.times.notify_one();
+        self.inner.expiry_changed.notify_one();
         Ok(row.into())
     }
 
     /// Connects it, or not, and says what it may reach.
     pub async fn set_network(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         network: Option<Network>,
         policy: NetworkPolicy,
     ) -> Result<SandboxView, Error> {
-        let used = self.enter(context, name, Scope::Sandboxes).await?;
-        let held = self.held(context, name).await?;
+        let used = self.open_sandbox(context, name, Scope::Sandboxes).await?;
+        let held = self.find_and_lock(context, name).await?;
         let entry = &held.entry;
-        let network = network.unwrap_or_else(|| entry.with(|row| row.network));
+        let network = network.unwrap_or_else(|| entry.read(|row| row.network));
         let runtime = &self.inner.runtime;
         let changed = runtime.set_network(used.id(), network, policy.clone());
         changed.await?;
-        let written = entry.write(&self.inner.store, |row| {
+        let written = entry.update(&self.inner.store, |row| {
             (row.network, row.policy) = (network, policy);
         });
         written.await.map(SandboxView::from)

@@ -11,10 +11,10 @@ use atoll_model::{
 use atoll_store::{QuotaClaim, SandboxRow};
 use atoll_worker::BeforeCreate;
 
-use super::times::{check_timeout, end_of};
-use super::{SandboxView, check_alias, check_metadata, full};
-use crate::ledger::{Entry, Held};
-use crate::{Context, Core, Inner, error, keys, outlast};
+use super::timeouts::{check_timeout, end_at};
+use super::{SandboxView, check_alias, check_metadata, quota_exceeded};
+use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
+use crate::{Core, Inner, RequestContext, error, keys, run_to_completion};
 
 /// What a sandbox is to be.
 #[derive(Debug, Clone)]
@@ -30,15 +30,19 @@ pub struct NewSandbox {
     /// Callers that may use its ports.
     pub port_access: PortAccess,
     /// By which this can be said again.
-    pub again: Option<Idempotency>,
+    pub idempotency: Option<Idempotency>,
 }
 
 /// Who waits for the create of somebody else looks at least so often what became of it.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Makes a sandbox; a command works when this returns. Whether the caller waits makes no difference.
-    pub async fn create(&self, context: &Context, asked: NewSandbox) -> Result<SandboxView, Error> {
+    pub async fn create(
+        &self,
+        context: &RequestContext,
+        asked: NewSandbox,
+    ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         if let Some(alias) = &asked.alias {
             check_alias(alias)?;
@@ -47,65 +51,69 @@ impl Core {
         check_timeout(&context.org, asked.lifetime.timeout)?;
         let (core, org) = (self.clone(), context.org.clone());
         let work = async move {
-            if let Some(again) = asked.again.clone() {
-                return core.make_once(org, asked, again).await;
+            if let Some(again) = asked.idempotency.clone() {
+                return core.create_idempotent(org, asked, again).await;
             }
-            core.make(org, asked).await
+            core.create_measured(org, asked).await
         };
-        outlast(work).await
+        run_to_completion(work).await
     }
 
     /// Makes a sandbox unless it was made when the same was said before.
-    async fn make_once(
+    async fn create_idempotent(
         &self,
         org: Org,
         asked: NewSandbox,
-        again: Idempotency,
+        idempotency: Idempotency,
     ) -> Result<SandboxView, Error> {
-        let mut news = self.inner.store.subscribe_changes();
+        let mut changes = self.inner.store.subscribe_changes();
         loop {
-            news.mark_unchanged();
-            let before = self.inner.store.find_idempotent(&org.id, &again.key).await;
+            changes.mark_unchanged();
+            let before = self
+                .inner
+                .store
+                .find_idempotent(&org.id, &idempotency.key)
+                .await;
             let Some((fingerprint, row)) = before.map_err(error::store)? else {
-                match self.make(org.clone(), asked.clone()).await {
+                match self.create_measured(org.clone(), asked.clone()).await {
                     // Somebody says the same just now.
                     Err(error) if error.code == Code::IdempotencyMismatch => continue,
                     made => return made,
                 }
             };
-            if fingerprint != again.fingerprint {
+            if fingerprint != idempotency.fingerprint {
                 return Err(error::store(atoll_store::Error::IdempotencyKeyTaken));
             }
             if row.state != SandboxState::Creating {
                 return Ok(row.into());
             }
-            if self.inner.unmade().contains_key(&row.id) {
-                self.inner.unmake(&row).await?;
+            if self.inner.abandoned_creates().contains_key(&row.id) {
+                self.inner.discard_create(&row).await?;
                 continue;
             }
             // Its maker is at work in this very process, and what becomes of it is news, if that can be written down.
-            let _ = tokio::time::timeout(LOOK_AGAIN, news.changed()).await;
+            let _ = tokio::time::timeout(RECHECK_INTERVAL, changes.changed()).await;
         }
     }
 
-    async fn make(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
+    async fn create_measured(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
         let (begin, template) = (Instant::now(), asked.spec.template.clone());
-        let made = self.make_uncounted(org, asked).await;
-        let meters = &self.inner.meters;
-        meters.created(&template, &made, begin.elapsed());
+        let made = self.create_inner(org, asked).await;
+        let metrics = &self.inner.metrics;
+        metrics.record_create(&template, &made, begin.elapsed());
         made
     }
 
-    async fn make_uncounted(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
-        let held: Arc<Mutex<Option<Held>>> = Arc::default();
+    async fn create_inner(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
+        let held: Arc<Mutex<Option<LockedSandbox>>> = Arc::default();
         let spec = asked.spec.clone();
         let announce: BeforeCreate = {
             let (core, held) = (self.clone(), Arc::clone(&held));
             let begin = Instant::now();
             Box::new(move |id| {
                 Box::pin(async move {
-                    core.inner.meters.placed(begin.elapsed());
-                    let new = core.write_new(id, org, asked).await?;
+                    core.inner.metrics.record_queue_wait(begin.elapsed());
+                    let new = core.insert_row(id, org, asked).await?;
                     *held.lock().unwrap_or_else(PoisonError::into_inner) = Some(new);
                     Ok(())
                 })
@@ -116,18 +124,23 @@ impl Core {
         let held = held.lock().unwrap_or_else(PoisonError::into_inner).take();
         let entry = held.as_ref().map(|held| &held.entry);
         match (made, entry) {
-            (Ok(info), Some(entry)) => self.write_made(entry, info).await,
+            (Ok(info), Some(entry)) => self.mark_running(entry, info).await,
             (Ok(_), None) => Err(Error::new(Code::Internal, "the sandbox was not announced")),
             (Err(error), None) => Err(error),
             (Err(error), Some(entry)) => {
-                self.write_failed(entry, &error).await?;
+                self.mark_failed(entry, &error).await?;
                 Err(error)
             }
         }
     }
 
     /// Writes down that there will be one, if its org may have one more.
-    async fn write_new(&self, id: SandboxId, org: Org, asked: NewSandbox) -> Result<Held, Error> {
+    async fn insert_row(
+        &self,
+        id: SandboxId,
+        org: Org,
+        asked: NewSandbox,
+    ) -> Result<LockedSandbox, Error> {
         let row = SandboxRow {
             id,
             session: SessionId::random(),
@@ -152,43 +165,45 @@ impl Core {
             deleted_at: None,
         };
         let store = &self.inner.store;
-        let made = store.insert_sandbox(&row, org.max_sandboxes, asked.again.as_ref());
+        let made = store.insert_sandbox(&row, org.max_sandboxes, asked.idempotency.as_ref());
         // The org was removed, and the caller's key with it, after the caller was authenticated.
         let made = made.await.map_err(|error| match error {
             atoll_store::Error::OrgNotFound => keys::refused(),
             error => error::store(error),
         });
         if made? == QuotaClaim::Exceeded {
-            return Err(full(org.max_sandboxes));
+            return Err(quota_exceeded(org.max_sandboxes));
         }
-        Ok(self.inner.ledger.add_held(row).await)
+        Ok(self.inner.sandboxes.insert_locked(row).await)
     }
 
     /// Writes down that it runs.
-    async fn write_made(
+    async fn mark_running(
         &self,
-        entry: &Arc<Entry>,
+        entry: &Arc<LiveSandbox>,
         info: SandboxInfo,
     ) -> Result<SandboxView, Error> {
-        let written = entry.write(&self.inner.store, |row| {
+        let written = entry.update(&self.inner.store, |row| {
             row.state = info.state;
             row.started_at = Some(self.now());
-            row.end_at = end_of(&row.lifetime, self.now());
+            row.end_at = end_at(&row.lifetime, self.now());
         });
         let row = match written.await {
             Ok(row) => row,
             Err(error) => {
                 // Nobody is told of it: it must not run on, and its place and its key are free again.
-                self.inner.ledger.remove(&info.id);
+                self.inner.sandboxes.remove(&info.id);
                 let _ = self.inner.runtime.delete(&info.id).await;
                 let row = entry.row();
-                self.inner.unmade().insert(row.id.clone(), row.clone());
-                let _ = self.inner.unmake(&row).await;
+                self.inner
+                    .abandoned_creates()
+                    .insert(row.id.clone(), row.clone());
+                let _ = self.inner.discard_create(&row).await;
                 return Err(error);
             }
         };
-        entry.touch();
-        self.inner.times.notify_one();
+        entry.record_activity();
+        self.inner.expiry_changed.notify_one();
         Ok(SandboxView {
             row,
             timings: Some(info.timings),
@@ -196,17 +211,17 @@ impl Core {
     }
 
     /// Writes down that it could not be made.
-    async fn write_failed(&self, entry: &Arc<Entry>, error: &Error) -> Result<(), Error> {
+    async fn mark_failed(&self, entry: &Arc<LiveSandbox>, error: &Error) -> Result<(), Error> {
         let text = error.message.clone();
-        // Nobody knows its id: the row is history at once, and its place in the org is free.
-        let written = entry.write(&self.inner.store, |row| {
+        // Nobody verify its id: the row is history at once, and its place in the org is free.
+        let written = entry.update(&self.inner.store, |row| {
             row.state = SandboxState::Failed;
             row.error = Some(text);
             row.deleted_at = Some(self.now());
         });
         let written = written.await;
-        let id = entry.with(|row| row.id.clone());
-        self.inner.ledger.remove(&id);
+        let id = entry.read(|row| row.id.clone());
+        self.inner.sandboxes.remove(&id);
         written?;
         let forgotten = self.inner.store.delete_idempotency_key(&id).await;
         forgotten.map_err(error::store)
@@ -215,23 +230,25 @@ impl Core {
 
 impl Inner {
     /// Rows of sandboxes that nobody was told of, and that could not be taken back yet.
-    fn unmade(&self) -> MutexGuard<'_, HashMap<SandboxId, SandboxRow>> {
-        self.unmade.lock().unwrap_or_else(PoisonError::into_inner)
+    fn abandoned_creates(&self) -> MutexGuard<'_, HashMap<SandboxId, SandboxRow>> {
+        self.abandoned_creates
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes back such a row.
-    async fn unmake(&self, row: &SandboxRow) -> Result<(), Error> {
-        let unmade = self.store.discard_create(row, self.clock.now()).await;
-        unmade.map_err(error::store)?;
-        self.unmade().remove(&row.id);
+    async fn discard_create(&self, row: &SandboxRow) -> Result<(), Error> {
+        let abandoned_creates = self.store.discard_create(row, self.clock.now()).await;
+        abandoned_creates.map_err(error::store)?;
+        self.abandoned_creates().remove(&row.id);
         Ok(())
     }
 
     /// The same for all that are left.
-    pub(crate) async fn unmake_all(&self) {
-        let rows: Vec<SandboxRow> = self.unmade().values().cloned().collect();
+    pub(crate) async fn retry_discards(&self) {
+        let rows: Vec<SandboxRow> = self.abandoned_creates().values().cloned().collect();
         for row in rows {
-            let _ = self.unmake(&row).await;
+            let _ = self.discard_create(&row).await;
         }
     }
 }

@@ -7,8 +7,8 @@ use atoll_model::{Error, OrgId, Page, PageRequest, SandboxState, Scope};
 use atoll_store::SandboxRow;
 
 use super::SandboxView;
-use crate::ledger::Ledger;
-use crate::{Context, Core};
+use crate::live_sandboxes::LiveSandboxes;
+use crate::{Core, RequestContext};
 
 /// Conditions on listed sandboxes, all of which hold.
 #[derive(Debug, Clone, Default)]
@@ -54,20 +54,25 @@ impl Core {
     /// The caller's sandboxes that are not deleted and meet the conditions, newest first.
     pub fn list_sandboxes(
         &self,
-        context: &Context,
+        context: &RequestContext,
         filter: &SandboxFilter,
         page: &PageRequest,
     ) -> Result<SandboxList, Error> {
         context.require(Scope::Read)?;
-        Ok(list(&self.inner.ledger, &context.org.id, filter, page))
+        Ok(list(&self.inner.sandboxes, &context.org.id, filter, page))
     }
 }
 
-fn list(ledger: &Ledger, org: &OrgId, filter: &SandboxFilter, page: &PageRequest) -> SandboxList {
+fn list(
+    ledger: &LiveSandboxes,
+    org: &OrgId,
+    filter: &SandboxFilter,
+    page: &PageRequest,
+) -> SandboxList {
     let place = |row: &SandboxRow| (row.created_at, row.id.to_string());
     let (mut rows, mut total) = (Vec::new(), 0);
     for entry in ledger.newest(usize::MAX) {
-        entry.with(|row| {
+        entry.read(|row| {
             if row.org != *org || !filter.matches(row) {
                 return;
             }
@@ -90,7 +95,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::ledger::tests::{new_ledger, row};
+    use crate::live_sandboxes::tests::{new_sandboxes, row};
 
     const FIRST: PageRequest = PageRequest {
         limit: 100,
@@ -98,8 +103,8 @@ mod tests {
     };
 
     /// Sandboxes of an org, each with its number as its time, beside as many of another.
-    fn filled(count: i64) -> (Ledger, OrgId) {
-        let (ledger, org, other) = (new_ledger(), OrgId::random(), OrgId::random());
+    fn filled(count: i64) -> (LiveSandboxes, OrgId) {
+        let (ledger, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
         for number in 0..count {
             for org in [&org, &other] {
                 let mut row = row(org, &format!("web-{number}"));

@@ -4,7 +4,7 @@
 //! of flags, a length of four bytes, JSON. Its last envelope is flagged and says how it ended: a stream that fails does so
 //! there, under status 200.
 
-use atoll_core::Use;
+use atoll_core::SandboxAccess;
 use atoll_model::{Category, Code, Error};
 use axum::Json;
 use axum::body::{Body, BodyDataStream, Bytes};
@@ -175,7 +175,7 @@ pub(super) struct SandboxGone;
 
 /// The end of a stream whose sandbox has ended: a broken connection if it is gone, else the last envelope, because
 /// `/health` answers 204 for a sandbox that a request starts again.
-pub(super) async fn end_with(sandbox: &Use, connection: &Connection) -> Envelope {
+pub(super) async fn end_with(sandbox: &SandboxAccess, connection: &Connection) -> Envelope {
     if sandbox.is_gone().await {
         connection.reset_at_close();
         // What was sent before must leave the buffers first.

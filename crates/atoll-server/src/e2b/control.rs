@@ -5,7 +5,7 @@ mod logs;
 mod requests;
 mod responses;
 
-use atoll_core::{Before, Context, NewSandbox, SandboxView};
+use atoll_core::{NewSandbox, PriorState, RequestContext, SandboxView};
 use atoll_model::{Code, Error, SandboxState};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -104,7 +104,7 @@ fn for_sandbox(id: &str) -> impl Fn(Error) -> E2bError {
 }
 
 /// A sandbox of the caller's that E2B's clients may know of.
-fn find(app: &AppState, caller: &Context, id: &str) -> E2bResult<SandboxView> {
+fn find(app: &AppState, caller: &RequestContext, id: &str) -> E2bResult<SandboxView> {
     let found = app.core.sandbox(caller, id).map_err(for_sandbox(id))?;
     match found.row.state {
         SandboxState::Failed => Err(not_found(id)),
@@ -142,7 +142,7 @@ async fn create_v2(
 
 async fn create_sandbox(
     app: &AppState,
-    caller: &Context,
+    caller: &RequestContext,
     domain: Domain,
     new: NewSandbox,
     template: &str,
@@ -236,8 +236,8 @@ async fn connect(
     let connected = app.core.connect(&caller, id, request.to_core()?).await;
     let (sandbox, before) = connected.map_err(for_sandbox(id))?;
     let status = match before {
-        Before::Ran => StatusCode::OK,
-        Before::Slept => StatusCode::CREATED,
+        PriorState::Running => StatusCode::OK,
+        PriorState::Suspended => StatusCode::CREATED,
     };
     Ok((status, Json(Sandbox::new(&app, domain, &sandbox))))
 }
@@ -267,10 +267,10 @@ async fn pause(
 ) -> E2bResult<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let paused = app.core.put_to_sleep(&caller, id, request.to_core()).await;
+    let paused = app.core.suspend(&caller, id, request.to_core()).await;
     match paused.map_err(for_sandbox(id))? {
-        Before::Ran => Ok(StatusCode::NO_CONTENT),
-        Before::Slept => {
+        PriorState::Running => Ok(StatusCode::NO_CONTENT),
+        PriorState::Suspended => {
             let message = format!("Error pausing sandbox - sandbox '{id}' is already paused");
             Err(E2bError::new(StatusCode::CONFLICT, message))
         }

@@ -8,7 +8,7 @@ pub(super) mod signature;
 mod system;
 mod target;
 
-use atoll_core::{Door, Doorstep};
+use atoll_core::{SandboxRef, TokenScope};
 use atoll_model::Error;
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -58,15 +58,15 @@ fn error_response(error: Error, request: &Request) -> Response {
 
 /// Lets only those in who show the sandbox's token.
 async fn require_token(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     request: Request,
     next: Next,
 ) -> Response {
-    if router::presents_token(&sandbox, Door::Agent, request.headers()) {
+    if router::presents_token(&sandbox, TokenScope::Data, request.headers()) {
         if let Some(connection) = request.extensions().get::<Connection>() {
             connection.authenticate();
         }
-        return match sandbox.count() {
+        return match sandbox.check_rate() {
             Ok(()) => next.run(request).await,
             Err(error) => error_response(error, &request),
         };

@@ -1,7 +1,7 @@
 //! How E2B's clients are told that something went wrong: `code`, a number, and `message`. They decide by the
 //! number in the body, not by the status.
 
-use atoll_core::Context;
+use atoll_core::RequestContext;
 use atoll_model::{Category, Code, Error};
 use axum::Json;
 use axum::extract::FromRequestParts;
@@ -101,7 +101,7 @@ impl IntoResponse for E2bError {
 
 /// Whoever brings a key. Their clients know one number for a key that is no good.
 #[derive(Debug)]
-pub(super) struct E2bAuth(pub(super) Context);
+pub(super) struct E2bAuth(pub(super) RequestContext);
 
 impl FromRequestParts<AppState> for E2bAuth {
     type Rejection = E2bError;

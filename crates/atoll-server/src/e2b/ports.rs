@@ -5,7 +5,7 @@ mod credentials;
 
 use std::future;
 
-use atoll_core::{Core, Doorstep, Use};
+use atoll_core::{Core, SandboxAccess, SandboxRef};
 use atoll_model::Error;
 use axum::Extension;
 use axum::body::Body;
@@ -38,7 +38,7 @@ const HOP_BY_HOP: [HeaderName; 7] = [
 /// Hands a request to a port, and its answer back.
 pub(super) async fn forward(
     State(app): State<AppState>,
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Extension(Target { port, .. }): Extension<Target>,
     Extension(caller): Extension<PortCaller>,
     mut request: Request,
@@ -54,7 +54,7 @@ pub(super) async fn forward(
     }
     prepare_request(&sandbox, &mut request);
     let end_signal = stream_end(app.core.clone(), caller);
-    let access = match sandbox.enter().await {
+    let access = match sandbox.open().await {
         Ok(access) => access,
         Err(error) => return E2bError::from(error).into_response(),
     };
@@ -80,14 +80,14 @@ pub(super) async fn forward(
 async fn stream_end(core: Core, caller: PortCaller) {
     match caller.context {
         Some(caller) => {
-            core.notice(&caller).await;
+            core.stream_end(&caller).await;
         }
         None => future::pending().await,
     }
 }
 
 async fn exchange(
-    access: Use,
+    access: SandboxAccess,
     dialled: Result<TcpStream, Error>,
     mut request: Request,
     end_signal: impl Future<Output = ()> + Send + 'static,
@@ -119,14 +119,14 @@ async fn exchange(
     // The sandbox is in use until the answer is whole.
     Ok(response.map(|body| {
         Body::new(body.map_frame(move |frame| {
-            access.touch();
+            access.record_activity();
             frame
         }))
     }))
 }
 
 /// Makes a request one that comes from the next room.
-fn prepare_request(sandbox: &Doorstep, request: &mut Request) {
+fn prepare_request(sandbox: &SandboxRef, request: &mut Request) {
     strip_hop_by_hop(request.headers_mut());
     // HTTP/2 names the host in the address; the servers inside look for the header.
     let host = request_authority(request.uri(), request.headers());
@@ -160,7 +160,7 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 /// Carries bytes both ways for as long as both ends want.
-async fn copy_upgraded(access: Use, outside: OnUpgrade, inside: OnUpgrade) {
+async fn copy_upgraded(access: SandboxAccess, outside: OnUpgrade, inside: OnUpgrade) {
     let (Ok(outside), Ok(inside)) = tokio::join!(outside, inside) else {
         return;
     };

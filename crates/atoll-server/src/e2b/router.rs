@@ -6,7 +6,7 @@ mod target;
 
 use std::sync::Arc;
 
-use atoll_core::{Context, Door, Doorstep};
+use atoll_core::{RequestContext, SandboxRef, TokenScope};
 use atoll_model::{Error, SandboxId, SandboxState};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
@@ -164,10 +164,10 @@ fn find_sandbox(
     app: &AppState,
     target: &Target,
     request: &Request,
-) -> Result<Option<Doorstep>, E2bError> {
+) -> Result<Option<SandboxRef>, E2bError> {
     if let Some(id) = &target.sandbox {
         let id = id.parse::<SandboxId>().ok();
-        return Ok(id.and_then(|id| app.core.doorstep(&id)));
+        return Ok(id.and_then(|id| app.core.lookup_unauthenticated(&id)));
     }
     let client = request.extensions().get::<ClientAddress>();
     let client = client.map(|ClientAddress(client)| *client);
@@ -178,7 +178,7 @@ fn find_sandbox(
 #[derive(Debug, Clone)]
 pub(super) struct PortCaller {
     /// Of a key or ticket.
-    pub(super) context: Option<Context>,
+    pub(super) context: Option<RequestContext>,
     /// The sandbox's token, or a signed link.
     pub(super) by_token: bool,
 }
@@ -198,7 +198,7 @@ fn check_host_and_origin(target: &Target, request: &Request, config: &Config) ->
 }
 
 /// Whether a call failed because its sandbox went away under it: then that is what failed, whatever was noticed first.
-fn ended_during_call(sandbox: &Doorstep, response: &Response) -> bool {
+fn ended_during_call(sandbox: &SandboxRef, response: &Response) -> bool {
     let (status, markers) = (response.status(), response.extensions());
     if markers.get::<FromSandbox>().is_some() {
         return false;
@@ -209,11 +209,11 @@ fn ended_during_call(sandbox: &Doorstep, response: &Response) -> bool {
 }
 
 /// Running, or going to run because of this.
-fn is_available(sandbox: &Doorstep) -> bool {
+fn is_available(sandbox: &SandboxRef) -> bool {
     match sandbox.state() {
         _ if sandbox.is_deleted() => false,
         SandboxState::Running | SandboxState::Creating => true,
-        SandboxState::Paused | SandboxState::Stopped => sandbox.wakes(),
+        SandboxState::Paused | SandboxState::Stopped => sandbox.auto_resumes(),
         SandboxState::Stopping | SandboxState::Failed => false,
     }
 }
@@ -242,8 +242,8 @@ fn token_missing(sandbox: &str) -> Response {
 }
 
 /// Whether a request shows the token of a door.
-pub(super) fn presents_token(sandbox: &Doorstep, door: Door, headers: &HeaderMap) -> bool {
-    header_value(headers, door.header()).is_some_and(|token| sandbox.opens(door, token))
+pub(super) fn presents_token(sandbox: &SandboxRef, door: TokenScope, headers: &HeaderMap) -> bool {
+    header_value(headers, door.header()).is_some_and(|token| sandbox.verify_token(door, token))
 }
 
 fn header_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use atoll_core::outlast;
+use atoll_core::run_to_completion;
 use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, Page, Scope};
 use atoll_worker::ExecHandle;
 use axum::Json;
@@ -217,7 +217,10 @@ async fn run(
 ) -> ApiResult {
     let mut spec = request.spec()?;
     spec.idempotency = again;
-    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app
+        .core
+        .open_sandbox(&caller, &id, Scope::Sandboxes)
+        .await?;
     let begin = Instant::now();
     let input = (!request.background).then(|| request.stdin.unwrap_or_default());
     // Runs to completion even if the client disconnects: the command starts, and its deadline
@@ -232,7 +235,7 @@ async fn run(
         drop(access);
         Ok::<_, Error>((id, pid, finished))
     };
-    let (id, pid, finished) = outlast(work).await?;
+    let (id, pid, finished) = run_to_completion(work).await?;
     let Some(finished) = finished else {
         return Ok((StatusCode::ACCEPTED, Json(StartedCommand { id, pid })).into_response());
     };
@@ -261,7 +264,7 @@ async fn list(
     Query(query): Query<PageQuery>,
 ) -> ApiResult<PageResponse<Command>> {
     let page = query.page()?;
-    let access = app.core.look(&caller, &id)?;
+    let access = app.core.peek(&caller, &id)?;
     let all = access.runtime().execs(access.id())?;
     Ok(pagination::page_response(Page::from_unsorted(
         all, &page, cursor_of,
@@ -274,7 +277,7 @@ pub(super) fn cursor_of(info: &ExecInfo) -> (i64, String) {
 }
 
 /// Finds a command by id, `pid:N` or `tag:NAME`.
-fn find(access: &atoll_core::Use, name: &str) -> Result<ExecHandle, Error> {
+fn find(access: &atoll_core::SandboxAccess, name: &str) -> Result<ExecHandle, Error> {
     let runtime = access.runtime();
     if let Some(pid) = name.strip_prefix("pid:").and_then(|pid| pid.parse().ok()) {
         return runtime.find_exec_by_pid(access.id(), pid);
@@ -296,7 +299,7 @@ async fn read(
     Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
 ) -> ApiResult<Json<Command>> {
-    let access = app.core.look(&caller, &id)?;
+    let access = app.core.peek(&caller, &id)?;
     Ok(Json(Command::from(&find(&access, &exec)?)))
 }
 
@@ -319,7 +322,7 @@ async fn wait(
     Path((id, exec)): Path<(String, String)>,
     Query(query): Query<WaitQuery>,
 ) -> ApiResult<Json<Command>> {
-    let access = app.core.follow(&caller, &id)?;
+    let access = app.core.observe(&caller, &id)?;
     let exec = find(&access, &exec)?;
     let seconds = query.timeout.unwrap_or(60.0);
     if !(0.0..=3600.0).contains(&seconds) {
@@ -351,7 +354,10 @@ async fn signal(
         let message = format!("signal is {}", request.signal);
         return Err(Error::invalid("signal", message, "give a number from 1 to 64").into());
     }
-    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app
+        .core
+        .open_sandbox(&caller, &id, Scope::Sandboxes)
+        .await?;
     let exec = find(&access, &exec)?;
     if request.signal == 9 {
         exec.kill()?;
@@ -390,7 +396,10 @@ async fn write(
     Query(query): Query<StdinQuery>,
     RawBytes(bytes): RawBytes,
 ) -> ApiResult<Json<StdinOffset>> {
-    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app
+        .core
+        .open_sandbox(&caller, &id, Scope::Sandboxes)
+        .await?;
     let taken = find(&access, &exec)?.write_stdin_at(query.offset, &bytes)?;
     Ok(Json(StdinOffset { taken }))
 }
@@ -403,7 +412,10 @@ async fn close(
     Path((id, exec)): Path<(String, String)>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<StatusCode> {
-    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app
+        .core
+        .open_sandbox(&caller, &id, Scope::Sandboxes)
+        .await?;
     find(&access, &exec)?.close_stdin()?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -436,7 +448,7 @@ async fn output(
     headers: axum::http::HeaderMap,
 ) -> ApiResult<Response> {
     let found = || {
-        let access = app.core.follow(&caller, &id)?;
+        let access = app.core.observe(&caller, &id)?;
         let exec = find(&access, &exec)?;
         Ok((access, exec))
     };

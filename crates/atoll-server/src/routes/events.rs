@@ -82,7 +82,7 @@ async fn follow(
     let last = last.and_then(|last| last.to_str().ok()?.parse().ok());
     let reader = app
         .core
-        .follow_events(&caller, last.or(query.after))
+        .subscribe_events(&caller, last.or(query.after))
         .await?;
     let events = futures_util::stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;
@@ -127,6 +127,9 @@ async fn list(
     Query(query): Query<ListEventsQuery>,
 ) -> ApiResult<Json<Vec<EventView>>> {
     let limit = pagination::parse_limit(query.limit)?;
-    let events = app.core.events_of(&caller, &id, query.after, limit).await?;
+    let events = app
+        .core
+        .sandbox_events(&caller, &id, query.after, limit)
+        .await?;
     Ok(Json(events.into_iter().map(EventView::from).collect()))
 }

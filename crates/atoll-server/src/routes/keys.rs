@@ -111,7 +111,7 @@ async fn make(
         scope: request.scope.unwrap_or(Scope::Sandboxes),
         expires_at: expires_at.transpose()?,
     };
-    let created = app.core.make_key(&caller, request).await?;
+    let created = app.core.create_key(&caller, request).await?;
     let view = KeyView::new(created.key, Some(created.secret));
     Ok((StatusCode::CREATED, Json(view)))
 }

@@ -1,6 +1,6 @@
 //! What a sandbox uses and what its commands wrote, for whoever looks. Neither is a use of it.
 
-use atoll_core::Context;
+use atoll_core::RequestContext;
 use atoll_model::{Error, ExecId, OutputChunk, Sample};
 use atoll_worker::{LogFollower, LogLine};
 use axum::Json;
@@ -110,7 +110,7 @@ async fn metrics(
         |field: &str, text: Option<String>| text.map(|text| parse_time(field, &text)).transpose();
     let from = bound("start", query.start)?.unwrap_or(i64::MIN);
     let to = bound("end", query.end)?.unwrap_or(i64::MAX);
-    let access = app.core.look(&caller, &id)?;
+    let access = app.core.peek(&caller, &id)?;
     let samples = access.runtime().samples(access.id(), from, to)?;
     Ok(Json(samples.into_iter().map(SampleView::from).collect()))
 }
@@ -230,11 +230,11 @@ async fn logs(
 
 fn open_logs(
     app: &AppState,
-    caller: &Context,
+    caller: &RequestContext,
     id: &str,
     after: Option<&str>,
 ) -> Result<LogFollower, Error> {
-    let access = app.core.look(caller, id)?;
+    let access = app.core.peek(caller, id)?;
     access.runtime().logs(access.id(), after)
 }
 

@@ -105,7 +105,7 @@ async fn make(
         max_sandboxes: request.max_sandboxes,
         max_timeout: request.max_timeout,
     };
-    Ok(created(app.core.make_org(&caller, request).await?))
+    Ok(created(app.core.create_org(&caller, request).await?))
 }
 
 /// List orgs
@@ -144,7 +144,7 @@ async fn change(
         max_sandboxes: request.max_sandboxes,
         max_timeout: request.max_timeout,
     };
-    let changed = app.core.change_org(&caller, &id, request).await?;
+    let changed = app.core.update_org(&caller, &id, request).await?;
     Ok(Json(changed.into()))
 }
 

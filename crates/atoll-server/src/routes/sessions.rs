@@ -1,6 +1,6 @@
 //! Sessions: the history of sandboxes, which is kept after their deletion.
 
-use atoll_core::{Context, SandboxView, SessionView};
+use atoll_core::{RequestContext, SandboxView, SessionView};
 use atoll_model::CommandKind;
 use axum::Json;
 use axum::extract::State;
@@ -106,7 +106,7 @@ impl SessionCommandsQuery {
     async fn respond(
         &self,
         app: &AppState,
-        caller: &Context,
+        caller: &RequestContext,
         id: &str,
         kind: CommandKind,
     ) -> ApiResult<PageResponse<CommandHistory>> {

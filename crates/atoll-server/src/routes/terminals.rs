@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::Use;
+use atoll_core::SandboxAccess;
 use atoll_model::{Code, Error, ExecInfo, ExecSpec, Idempotency, Page, SandboxId, Scope};
 use atoll_worker::ExecHandle;
 use axum::Json;
@@ -81,7 +81,7 @@ impl CreateTerminal {
     }
 }
 
-fn find(access: &Use, pty: &str) -> Result<ExecHandle, Error> {
+fn find(access: &SandboxAccess, pty: &str) -> Result<ExecHandle, Error> {
     let unknown = || {
         Error::new(Code::TerminalNotFound, "there is no such terminal")
             .remedy("GET …/pty lists the open terminals")
@@ -101,14 +101,14 @@ fn find(access: &Use, pty: &str) -> Result<ExecHandle, Error> {
     Ok(exec)
 }
 
-fn open_terminals(access: &Use) -> Result<Vec<ExecInfo>, Error> {
+fn open_terminals(access: &SandboxAccess) -> Result<Vec<ExecInfo>, Error> {
     let all = access.runtime().execs(access.id())?;
     let is_open = |info: &ExecInfo| info.spec.terminal.is_some() && info.status.is_none();
     Ok(all.into_iter().filter(is_open).collect())
 }
 
 async fn start_terminal(
-    access: &Use,
+    access: &SandboxAccess,
     request: &CreateTerminal,
     again: Option<Idempotency>,
 ) -> Result<ExecHandle, Error> {
@@ -135,7 +135,7 @@ struct Terminal {
     rows: u16,
 }
 
-fn terminal_view(access: &Use, info: &ExecInfo) -> Terminal {
+fn terminal_view(access: &SandboxAccess, info: &ExecInfo) -> Terminal {
     // The current size, not the initial one.
     let exec = access.runtime().find_exec(access.id(), &info.id);
     let joined = exec.and_then(|exec| exec.attach());
@@ -162,7 +162,10 @@ async fn make(
     Path(id): Path<String>,
     IdempotentJson(request, again): IdempotentJson<CreateTerminal>,
 ) -> ApiResult {
-    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app
+        .core
+        .open_sandbox(&caller, &id, Scope::Sandboxes)
+        .await?;
     let exec = start_terminal(&access, &request, again).await?;
     let body = Json(terminal_view(&access, &exec.info()));
     Ok((StatusCode::CREATED, body).into_response())
@@ -199,7 +202,7 @@ async fn list(
 ) -> ApiResult {
     let page = pagination::parse_page(query.limit, query.cursor.as_ref())?;
     let Some(upgrade) = upgrade else {
-        let access = app.core.look(&caller, &id)?;
+        let access = app.core.peek(&caller, &id)?;
         let slice = Page::from_unsorted(open_terminals(&access)?, &page, cursor_of);
         let part: PageResponse<Terminal> =
             pagination::page_response(slice.map(|info| terminal_view(&access, &info)));
@@ -211,7 +214,10 @@ async fn list(
         ..CreateTerminal::default()
     };
     let joined = async {
-        let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+        let access = app
+            .core
+            .open_sandbox(&caller, &id, Scope::Sandboxes)
+            .await?;
         let exec = start_terminal(&access, &request, None).await?;
         Ok((access, exec))
     };
@@ -236,7 +242,10 @@ async fn join(
     Upgrade(upgrade): Upgrade,
 ) -> ApiResult {
     let joined = async {
-        let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+        let access = app
+            .core
+            .open_sandbox(&caller, &id, Scope::Sandboxes)
+            .await?;
         let exec = find(&access, &pty)?;
         Ok((access, exec))
     };
@@ -255,7 +264,7 @@ async fn join(
 
 fn upgrade_to_terminal(
     upgrade: WebSocketUpgrade,
-    joined: Result<(Use, ExecHandle), Error>,
+    joined: Result<(SandboxAccess, ExecHandle), Error>,
     end_signal: StreamEndSignal,
 ) -> Response {
     upgrade.on_upgrade(|socket| async {
@@ -287,7 +296,10 @@ async fn resize(
     Path((id, pty)): Path<(String, String)>,
     JsonBody(request): JsonBody<ResizeRequest>,
 ) -> ApiResult<StatusCode> {
-    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app
+        .core
+        .open_sandbox(&caller, &id, Scope::Sandboxes)
+        .await?;
     find(&access, &pty)?.resize(websocket::clamp_size(request.cols, request.rows))?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -301,7 +313,10 @@ async fn end(
     Authenticated(caller): Authenticated,
     Path((id, pty)): Path<(String, String)>,
 ) -> ApiResult<StatusCode> {
-    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app
+        .core
+        .open_sandbox(&caller, &id, Scope::Sandboxes)
+        .await?;
     let exec = find(&access, &pty)?;
     exec.kill()?;
     exec.wait().await;

@@ -1,6 +1,6 @@
 //! Tickets: one-time credentials for URLs, as `?ticket=` instead of a key.
 
-use atoll_core::MadeTicket;
+use atoll_core::CreatedTicket;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -32,8 +32,8 @@ struct Ticket {
     expires_at: Time,
 }
 
-impl From<MadeTicket> for Ticket {
-    fn from(made: MadeTicket) -> Self {
+impl From<CreatedTicket> for Ticket {
+    fn from(made: CreatedTicket) -> Self {
         Self {
             ticket: made.secret,
             expires_at: Time::new(made.expires_at),
@@ -51,5 +51,5 @@ async fn ticket(
     Authenticated(caller): Authenticated,
     JsonBody(CreateTicket {}): JsonBody<CreateTicket>,
 ) -> Created<Ticket> {
-    Ok(created(app.core.make_ticket(&caller)?))
+    Ok(created(app.core.create_ticket(&caller)?))
 }

@@ -202,7 +202,7 @@ impl Complete {
             OnExit::Keep => "ending: requests under way are finished, sandboxes go on",
             OnExit::Destroy => "ending: requests under way are finished, sandboxes are deleted",
         });
-        core.announce_end();
+        core.begin_shutdown();
         let _ = stop.send(true);
         let both = async {
             let _ = public.await;
@@ -262,7 +262,7 @@ impl Complete {
                 scope: Scope::Admin,
                 expires_at: None,
             };
-            let made = core.make_key(&operator, request).await?;
+            let made = core.create_key(&operator, request).await?;
             // A power cut must not leave a file with a key that the database lost.
             core.sync().await?;
             write_whole(&file, &made.secret)?;
@@ -368,7 +368,7 @@ async fn open_store(data: &Path) -> Result<Store, Error> {
 fn signer(data: &Path) -> Result<Signer, Error> {
     let file = data.join("signing.key");
     if !file.exists() {
-        write_whole(&file, &atoll_core::random_digits())?;
+        write_whole(&file, &atoll_core::random_secret_hex())?;
     }
     let secret = std::fs::read_to_string(&file);
     Signer::new(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{Context, SandboxView};
+use atoll_core::{RequestContext, SandboxView};
 use atoll_model::SandboxState;
 use axum::Json;
 use axum::extract::State;
@@ -91,7 +91,11 @@ impl ListQuery {
 }
 
 /// What fits, all of it.
-fn matching(app: &AppState, caller: &Context, query: &ListQuery) -> E2bResult<Vec<SandboxView>> {
+fn matching(
+    app: &AppState,
+    caller: &RequestContext,
+    query: &ListQuery,
+) -> E2bResult<Vec<SandboxView>> {
     if query
         .template
         .as_ref()
@@ -102,7 +106,7 @@ fn matching(app: &AppState, caller: &Context, query: &ListQuery) -> E2bResult<Ve
     let (states, since) = (query.states()?, query.started_after()?);
     let wanted = query.metadata.as_deref().map(metadata).transpose()?;
     let wanted = wanted.unwrap_or_default();
-    let all = app.core.living(caller)?.into_iter();
+    let all = app.core.list_active(caller)?.into_iter();
     let fits = |view: &SandboxView| {
         let row = &view.row;
         row.state != SandboxState::Failed
@@ -119,7 +123,7 @@ fn matching(app: &AppState, caller: &Context, query: &ListQuery) -> E2bResult<Ve
     Ok(all.filter(fits).collect())
 }
 
-fn page(app: &AppState, caller: &Context, query: &ListQuery) -> E2bResult<Page> {
+fn page(app: &AppState, caller: &RequestContext, query: &ListQuery) -> E2bResult<Page> {
     let limit = query.limit.unwrap_or(100);
     if !(1..=100).contains(&limit) {
         return Err(invalid("limit: give 1 to 100"));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{NewSandbox, Sleep};
+use atoll_core::{NewSandbox, PauseMode};
 use atoll_model::{
     ExpiryAction, Idempotency, Lifetime, NetworkPolicy, PolicyAction, PortAccess, SandboxSpec,
 };
@@ -97,7 +97,7 @@ impl CreateSandbox {
                 Some(false) => PortAccess::Token,
                 _ => PortAccess::Public,
             },
-            again: self.again(headers)?,
+            idempotency: self.idempotency(headers)?,
         })
     }
 
@@ -108,7 +108,7 @@ impl CreateSandbox {
         all
     }
 
-    fn again(&self, headers: &HeaderMap) -> E2bResult<Option<Idempotency>> {
+    fn idempotency(&self, headers: &HeaderMap) -> E2bResult<Option<Idempotency>> {
         let Some(key) = headers.get("idempotency-key") else {
             return Ok(None);
         };
@@ -226,11 +226,11 @@ pub(super) struct Connect {
 }
 
 impl Connect {
-    pub(super) fn to_core(&self) -> E2bResult<atoll_core::Connect> {
-        Ok(atoll_core::Connect {
+    pub(super) fn to_core(&self) -> E2bResult<atoll_core::ConnectOptions> {
+        Ok(atoll_core::ConnectOptions {
             seconds: parse_seconds(self.timeout, 300)?,
-            with_memory: self.memory.unwrap_or(true),
-            only_asleep: false,
+            keep_memory: self.memory.unwrap_or(true),
+            require_suspended: false,
             on_timeout: None,
         })
     }
@@ -246,7 +246,7 @@ pub(super) struct Resume {
 }
 
 impl Resume {
-    pub(super) fn to_core(&self) -> E2bResult<atoll_core::Connect> {
+    pub(super) fn to_core(&self) -> E2bResult<atoll_core::ConnectOptions> {
         let on_timeout = self.auto_pause.map(|pauses| {
             if pauses {
                 ExpiryAction::Pause
@@ -254,10 +254,10 @@ impl Resume {
                 ExpiryAction::Destroy
             }
         });
-        Ok(atoll_core::Connect {
+        Ok(atoll_core::ConnectOptions {
             seconds: parse_seconds(self.timeout, 15)?,
-            with_memory: self.memory.unwrap_or(true),
-            only_asleep: true,
+            keep_memory: self.memory.unwrap_or(true),
+            require_suspended: true,
             on_timeout,
         })
     }
@@ -273,10 +273,10 @@ pub(super) struct Pause {
 }
 
 impl Pause {
-    pub(super) fn to_core(&self) -> Sleep {
+    pub(super) fn to_core(&self) -> PauseMode {
         match self.memory {
-            Some(false) => Sleep::FilesOnly,
-            _ => Sleep::WithMemory,
+            Some(false) => PauseMode::FilesOnly,
+            _ => PauseMode::Memory,
         }
     }
 }

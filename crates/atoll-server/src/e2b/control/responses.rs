@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-use atoll_core::{Door, SandboxView};
+use atoll_core::{SandboxView, TokenScope};
 use atoll_model::{ExpiryAction, Network, PolicyAction, PortAccess, SandboxState};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -71,9 +71,9 @@ impl Sandbox {
             client: CLIENT_ID,
             alias: row.template.clone(),
             envd_version: ENVD_VERSION,
-            envd_access_token: app.core.token(&row.id, Door::Agent),
+            envd_access_token: app.core.token(&row.id, TokenScope::Data),
             traffic_access_token: (row.port_access != PortAccess::Public)
-                .then(|| app.core.token(&row.id, Door::Ports)),
+                .then(|| app.core.token(&row.id, TokenScope::Ports)),
             domain: domain.0,
         }
     }
@@ -168,7 +168,7 @@ impl SandboxDetail {
         let closed = row.network == Network::None || row.policy.default == PolicyAction::Deny;
         Self {
             summary: view.into(),
-            envd_access_token: app.core.token(&row.id, Door::Agent),
+            envd_access_token: app.core.token(&row.id, TokenScope::Data),
             allow_internet_access: !closed,
             domain: domain.0,
             lifecycle: json!({ "autoResume": row.lifetime.auto_resume, "onTimeout": on_timeout }),

@@ -4,7 +4,7 @@ mod body;
 mod metadata;
 mod upload;
 
-use atoll_core::Doorstep;
+use atoll_core::SandboxRef;
 use atoll_model::{Code, Error};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -26,7 +26,7 @@ pub(super) fn routes() -> Router<AppState> {
 }
 
 /// Lets the caller of a request in.
-async fn authorize(sandbox: &Doorstep, parts: &Parts) -> E2bResult<(FileTarget, SignedQuery)> {
+async fn authorize(sandbox: &SandboxRef, parts: &Parts) -> E2bResult<(FileTarget, SignedQuery)> {
     let request = SignedQuery::from_uri(&parts.uri)?;
     request.authorize(sandbox, &parts.method, &parts.headers)?;
     if let Some(connection) = parts.extensions.get::<Connection>() {
@@ -36,7 +36,7 @@ async fn authorize(sandbox: &Doorstep, parts: &Parts) -> E2bResult<(FileTarget, 
     Ok((target, request))
 }
 
-async fn read(Extension(sandbox): Extension<Doorstep>, parts: Parts) -> E2bResult {
+async fn read(Extension(sandbox): Extension<SandboxRef>, parts: Parts) -> E2bResult {
     let (target, request) = authorize(&sandbox, &parts).await?;
     if !accepts_identity(&parts.headers) {
         let message = "no acceptable encoding found, supported: identity";
@@ -57,7 +57,7 @@ async fn read(Extension(sandbox): Extension<Doorstep>, parts: Parts) -> E2bResul
 }
 
 async fn write(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     parts: Parts,
     body: axum::body::Body,
 ) -> E2bResult<Json<Vec<upload::Written>>> {

@@ -3,7 +3,7 @@
 mod entry;
 mod watch;
 
-use atoll_core::Doorstep;
+use atoll_core::SandboxRef;
 use atoll_model::{Code, Error, RunAs};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -37,7 +37,7 @@ impl<S: Sync> FromRequestParts<S> for FileTarget {
     type Rejection = ConnectError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ConnectError> {
-        let sandbox = parts.extensions.get::<Doorstep>();
+        let sandbox = parts.extensions.get::<SandboxRef>();
         let sandbox = sandbox
             .ok_or_else(|| ConnectError::new("internal", "the request is for no sandbox"))?;
         Ok(Self::enter(sandbox, basic_auth_user(&parts.headers)).await?)

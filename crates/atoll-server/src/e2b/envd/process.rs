@@ -5,7 +5,7 @@ mod events;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use atoll_core::{Doorstep, Use};
+use atoll_core::{SandboxAccess, SandboxRef};
 use atoll_model::{Code, Error, ExecSpec, Program};
 use atoll_worker::ExecHandle;
 use axum::body::Body;
@@ -45,7 +45,7 @@ struct ProcessSelector {
 }
 
 impl ProcessSelector {
-    fn find(&self, access: &Use) -> Result<ExecHandle, ConnectError> {
+    fn find(&self, access: &SandboxAccess) -> Result<ExecHandle, ConnectError> {
         let runtime = access.runtime();
         let found = match (self.pid, &self.tag) {
             (Some(pid), _) => runtime.find_exec_by_pid(access.id(), pid),
@@ -175,8 +175,8 @@ fn to_e2b_error(error: Error, spec: &ExecSpec) -> ConnectError {
     }
 }
 
-async fn list(Extension(sandbox): Extension<Doorstep>) -> Result<Json<Value>, ConnectError> {
-    let access = sandbox.enter().await?;
+async fn list(Extension(sandbox): Extension<SandboxRef>) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.open().await?;
     let all = access.runtime().execs(access.id())?.into_iter();
     let running = all.filter(|exec| exec.status.is_none());
     let processes: Vec<Value> = running
@@ -205,7 +205,7 @@ async fn list(Extension(sandbox): Extension<Doorstep>) -> Result<Json<Value>, Co
 }
 
 async fn start(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     body: Body,
@@ -217,13 +217,13 @@ async fn start(
 }
 
 async fn start_process(
-    sandbox: &Doorstep,
+    sandbox: &SandboxRef,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(Use, ExecHandle), ConnectError> {
+) -> Result<(SandboxAccess, ExecHandle), ConnectError> {
     let request: Start = RequestStream::new(body).only().await?;
     let spec = request.spec(headers);
-    let access = sandbox.enter().await?;
+    let access = sandbox.open().await?;
     let started = access.runtime().exec(access.id(), spec.clone()).await;
     let exec = started.map_err(|error| to_e2b_error(error, &spec))?;
     Ok((access, exec.control))
@@ -231,14 +231,14 @@ async fn start_process(
 
 /// Joins a process: what it says from now on.
 async fn connect(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     let connected = async {
         let request: SelectedProcess = RequestStream::new(body).only().await?;
-        let access = sandbox.enter().await?;
+        let access = sandbox.open().await?;
         let control = request.process.find(&access)?;
         Ok::<_, ConnectError>((access, control))
     };
@@ -258,10 +258,10 @@ struct Update {
 }
 
 async fn update(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Unary(request): Unary<Update>,
 ) -> Result<Json<Value>, ConnectError> {
-    let access = sandbox.enter().await?;
+    let access = sandbox.open().await?;
     let control = request.process.find(&access)?;
     if let Some(pty) = request.pty {
         control.resize(pty.size.of_terminal())?;
@@ -302,10 +302,10 @@ struct SendInput {
 }
 
 async fn send_input(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Unary(request): Unary<SendInput>,
 ) -> Result<Json<Value>, ConnectError> {
-    let access = sandbox.enter().await?;
+    let access = sandbox.open().await?;
     request.input.write(&request.process.find(&access)?).await?;
     Ok(Json(json!({})))
 }
@@ -326,7 +326,7 @@ struct InputData {
 }
 
 async fn stream_input(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Extension(exemption): Extension<IdleExemption>,
     body: Body,
 ) -> Response {
@@ -341,12 +341,12 @@ async fn stream_input(
     }
 }
 
-async fn take_input(sandbox: &Doorstep, body: Body) -> Result<(), ConnectError> {
-    let access = sandbox.enter().await?;
+async fn take_input(sandbox: &SandboxRef, body: Body) -> Result<(), ConnectError> {
+    let access = sandbox.open().await?;
     let mut call = RequestStream::new(body);
     let mut process = None;
     while let Some(piece) = call.next::<InputMessage>().await? {
-        access.touch();
+        access.record_activity();
         if let Some(start) = piece.start {
             process = Some(start.process.find(&access)?);
         }
@@ -367,10 +367,10 @@ struct SendSignal {
 }
 
 async fn send_signal(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Unary(request): Unary<SendSignal>,
 ) -> Result<Json<Value>, ConnectError> {
-    let access = sandbox.enter().await?;
+    let access = sandbox.open().await?;
     let control = request.process.find(&access)?;
     let signal = match request.signal.as_str() {
         "SIGNAL_SIGKILL" => 9,
@@ -391,10 +391,10 @@ async fn send_signal(
 }
 
 async fn close_stdin(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Unary(request): Unary<SelectedProcess>,
 ) -> Result<Json<Value>, ConnectError> {
-    let access = sandbox.enter().await?;
+    let access = sandbox.open().await?;
     request.process.find(&access)?.close_stdin()?;
     Ok(Json(json!({})))
 }

@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use atoll_core::{Core, Door, Doorstep};
+use atoll_core::{Core, SandboxRef, TokenScope};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
@@ -76,7 +76,7 @@ impl SignedQuery {
     }
 
     /// Whether this sandbox's token signed it.
-    fn is_signed_by(&self, sandbox: &Doorstep, method: &Method) -> bool {
+    fn is_signed_by(&self, sandbox: &SandboxRef, method: &Method) -> bool {
         let signature = self.signature(method);
         signature.is_some_and(|signature| signature.is_made_by(sandbox))
     }
@@ -84,14 +84,14 @@ impl SignedQuery {
     /// Lets in who shows the sandbox's token or a link that it signed, in the order and the words of their daemon.
     pub(super) fn authorize(
         &self,
-        sandbox: &Doorstep,
+        sandbox: &SandboxRef,
         method: &Method,
         headers: &HeaderMap,
     ) -> Result<(), E2bError> {
         let unauthorized = |message: &str| Err(E2bError::new(StatusCode::UNAUTHORIZED, message));
         if headers.contains_key("x-access-token") {
-            return if router::presents_token(sandbox, Door::Agent, headers) {
-                Ok(sandbox.count()?)
+            return if router::presents_token(sandbox, TokenScope::Data, headers) {
+                Ok(sandbox.check_rate()?)
             } else {
                 unauthorized("access token present in header but does not match")
             };
@@ -106,7 +106,7 @@ impl SignedQuery {
         if self.signature_expiration.is_some_and(|until| until < now) {
             return unauthorized("signature is already expired");
         }
-        Ok(sandbox.count()?)
+        Ok(sandbox.check_rate()?)
     }
 }
 
@@ -119,8 +119,8 @@ struct Signature {
 }
 
 impl Signature {
-    fn is_made_by(&self, sandbox: &Doorstep) -> bool {
-        self.is_made_by_token(sandbox.token(Door::Agent))
+    fn is_made_by(&self, sandbox: &SandboxRef) -> bool {
+        self.is_made_by_token(sandbox.token(TokenScope::Data))
     }
 
     fn is_made_by_token(&self, token: &str) -> bool {
@@ -137,8 +137,8 @@ pub(in crate::e2b) fn is_signed(uri: &Uri) -> bool {
 }
 
 /// Whether a query has a signature by a sandbox's token, for reading or for writing.
-pub(in crate::e2b) fn is_signed_by(sandbox: &Doorstep, query: &str) -> bool {
-    is_signed_by_token(sandbox.token(Door::Agent), query)
+pub(in crate::e2b) fn is_signed_by(sandbox: &SandboxRef, query: &str) -> bool {
+    is_signed_by_token(sandbox.token(TokenScope::Data), query)
 }
 
 /// The same for a token. Takes as long whether or not the token is that of a sandbox.
@@ -158,13 +158,13 @@ pub(in crate::e2b) fn find_sandbox(
     client: Option<IpAddr>,
     method: &Method,
     uri: &Uri,
-) -> Result<Doorstep, E2bError> {
+) -> Result<SandboxRef, E2bError> {
     if let Some(client) = client {
-        core.count_search(client)?;
+        core.check_search_rate(client)?;
     }
     let signature = SignedQuery::parse(uri.query().unwrap_or_default())?.signature(method);
     let found = signature.and_then(|signature| {
-        let mut newest = core.newest_doorsteps(MAX_SEARCHED).into_iter();
+        let mut newest = core.newest_unauthenticated(MAX_SEARCHED).into_iter();
         newest.find(|sandbox| signature.is_made_by(sandbox))
     });
     found.ok_or_else(|| E2bError::new(StatusCode::UNAUTHORIZED, "invalid signature"))

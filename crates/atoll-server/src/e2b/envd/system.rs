@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::Doorstep;
+use atoll_core::SandboxRef;
 use atoll_model::{Code, Error};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
@@ -19,14 +19,14 @@ pub(super) fn routes() -> Router<AppState> {
 
 /// The variables of every command.
 async fn variables(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
 ) -> E2bResult<Json<BTreeMap<String, String>>> {
-    let access = sandbox.enter().await?;
+    let access = sandbox.open().await?;
     Ok(Json(access.runtime().variables(access.id())?))
 }
 
-async fn metrics(Extension(sandbox): Extension<Doorstep>) -> E2bResult<Json<Value>> {
-    let access = sandbox.enter().await?;
+async fn metrics(Extension(sandbox): Extension<SandboxRef>) -> E2bResult<Json<Value>> {
+    let access = sandbox.open().await?;
     let (runtime, id) = (access.runtime(), access.id());
     let disk = runtime.disk_usage(id).await?;
     let now = runtime.samples(id, i64::MIN, i64::MAX)?.pop();

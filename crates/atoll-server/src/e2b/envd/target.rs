@@ -1,20 +1,20 @@
 //! Where E2B's file calls work and as whom: with root's rights, whoever asks; what is made belongs to the user.
 
-use atoll_core::{Doorstep, Use};
+use atoll_core::{SandboxAccess, SandboxRef};
 use atoll_model::{Authority, Error, FileKind, RunAs, SandboxId};
 use atoll_worker::LocalRuntime;
 
 /// A sandbox, and as whom somebody works on its files.
 #[derive(Debug)]
 pub(super) struct FileTarget {
-    pub(super) access: Use,
+    pub(super) access: SandboxAccess,
     pub(super) run_as: RunAs,
 }
 
 impl FileTarget {
     /// As the user of this name, or the template's.
-    pub(super) async fn enter(sandbox: &Doorstep, user: Option<String>) -> Result<Self, Error> {
-        let access = sandbox.enter().await?;
+    pub(super) async fn enter(sandbox: &SandboxRef, user: Option<String>) -> Result<Self, Error> {
+        let access = sandbox.open().await?;
         let run_as = RunAs {
             user: user.filter(|user| !user.is_empty()),
             authority: Authority::Root,

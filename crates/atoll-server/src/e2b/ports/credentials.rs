@@ -1,7 +1,7 @@
 //! Removes credentials of this server from a request before a program in a sandbox sees it: API keys, tickets, access
 //! tokens and signatures, in whichever header, cookie or query parameter they are. Everything else passes as it came.
 
-use atoll_core::{Door, Doorstep, is_digits, is_key, is_port_link, is_ticket};
+use atoll_core::{SandboxRef, TokenScope, is_key, is_port_link, is_secret_hex, is_ticket};
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use base64::Engine as _;
@@ -28,7 +28,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// Removes the credentials from the headers of a request.
-pub(super) fn strip_headers(sandbox: &Doorstep, headers: &mut HeaderMap) {
+pub(super) fn strip_headers(sandbox: &SandboxRef, headers: &mut HeaderMap) {
     for name in SERVER_HEADERS {
         headers.remove(name);
     }
@@ -50,7 +50,11 @@ pub(super) fn strip_headers(sandbox: &Doorstep, headers: &mut HeaderMap) {
 }
 
 /// A header's value without credentials; `None` if nothing is left of it.
-fn strip_value(sandbox: &Doorstep, name: &HeaderName, value: &HeaderValue) -> Option<HeaderValue> {
+fn strip_value(
+    sandbox: &SandboxRef,
+    name: &HeaderName,
+    value: &HeaderValue,
+) -> Option<HeaderValue> {
     // A character for each byte: what is not text passes too.
     let text: String = value.as_bytes().iter().copied().map(char::from).collect();
     let left = match *name {
@@ -77,7 +81,7 @@ fn strip_value(sandbox: &Doorstep, name: &HeaderName, value: &HeaderValue) -> Op
 }
 
 /// Whether one of the words of a header is a credential.
-fn holds_credential(sandbox: &Doorstep, name: &HeaderName, text: &str) -> bool {
+fn holds_credential(sandbox: &SandboxRef, name: &HeaderName, text: &str) -> bool {
     let has_credential = |text: &str| {
         let mut words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         words.any(|word| is_credential(sandbox, word))
@@ -86,7 +90,7 @@ fn holds_credential(sandbox: &Doorstep, name: &HeaderName, text: &str) -> bool {
         // E2B's clients send keys of E2B's own service too, which have other lengths.
         "x-api-key" if text.starts_with("atl_") || text.starts_with("e2b_") => true,
         // It may be another sandbox's.
-        "x-access-token" if is_digits(text) => true,
+        "x-access-token" if is_secret_hex(text) => true,
         "authorization" => {
             let basic = text
                 .split_once(' ')
@@ -100,7 +104,7 @@ fn holds_credential(sandbox: &Doorstep, name: &HeaderName, text: &str) -> bool {
 }
 
 /// Removes the credentials from the query of a request.
-pub(super) fn strip_path(sandbox: &Doorstep, target: PathAndQuery) -> PathAndQuery {
+pub(super) fn strip_path(sandbox: &SandboxRef, target: PathAndQuery) -> PathAndQuery {
     let left = target.query().and_then(|query| strip_query(sandbox, query));
     let text = match left {
         None => return target,
@@ -113,7 +117,7 @@ pub(super) fn strip_path(sandbox: &Doorstep, target: PathAndQuery) -> PathAndQue
 }
 
 /// A query without credentials; `None` if it has none.
-fn strip_query(sandbox: &Doorstep, query: &str) -> Option<String> {
+fn strip_query(sandbox: &SandboxRef, query: &str) -> Option<String> {
     let left = without(query, '&', |parameter| {
         let mut parts = parameter.split('=').map(decode);
         let signed = || signature::is_signed_by(sandbox, query) || is_signed_url(sandbox, query);
@@ -142,10 +146,13 @@ fn decode(value: &str) -> String {
 }
 
 /// Whether a word is a key, a ticket, a link to a port, or an access token of this sandbox.
-fn is_credential(sandbox: &Doorstep, word: &str) -> bool {
+fn is_credential(sandbox: &SandboxRef, word: &str) -> bool {
     let is_token = |door| sandbox.token(door).as_bytes().ct_eq(word.as_bytes()).into();
     is_key(word)
         || is_ticket(word)
         || is_port_link(word)
-        || is_digits(word) && [Door::Agent, Door::Ports].into_iter().any(is_token)
+        || is_secret_hex(word)
+            && [TokenScope::Data, TokenScope::Ports]
+                .into_iter()
+                .any(is_token)
 }

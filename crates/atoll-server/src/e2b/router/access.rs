@@ -3,7 +3,7 @@
 //! An unknown sandbox, one of another org and a private one get the same answer, so a caller without a credential learns
 //! nothing from it. Credentials are therefore checked whether or not the sandbox exists, and before it is used.
 
-use atoll_core::{Context, Door, Doorstep, is_key, is_ticket, port_link_expiry};
+use atoll_core::{RequestContext, SandboxRef, TokenScope, is_key, is_ticket, port_link_expiry};
 use atoll_model::{Category, Error, PortAccess, RequestId, SandboxId, Scope};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
@@ -22,7 +22,7 @@ const MAX_COOKIES: usize = 4;
 /// The decision about a request.
 pub(super) enum Verdict {
     /// It is admitted: by this key or ticket, or without either.
-    Admitted(Option<Context>),
+    Admitted(Option<RequestContext>),
     /// It gets the answer for an unknown sandbox.
     Unknown,
     /// It gets 403, as E2B's clients expect of a sandbox that was secured through E2B's interface.
@@ -47,7 +47,7 @@ impl PresentedCredentials {
     pub(super) fn from_request(
         app: &AppState,
         target: &Target,
-        found: Option<&Doorstep>,
+        found: Option<&SandboxRef>,
         request: &Request,
     ) -> Self {
         let headers = request.headers();
@@ -62,12 +62,12 @@ impl PresentedCredentials {
             token: match target.port {
                 ENVD => {
                     private
-                        && (presents_token(app, target, Door::Agent, headers)
+                        && (presents_token(app, target, TokenScope::Data, headers)
                             || is_signed(app, target, request))
                 }
                 _ => {
                     link.is_some()
-                        || presents_token(app, target, Door::Ports, headers)
+                        || presents_token(app, target, TokenScope::Ports, headers)
                         || presents_link(app, target, headers)
                 }
             },
@@ -80,7 +80,7 @@ impl PresentedCredentials {
     }
 
     /// The caller, if a key or a ticket is valid.
-    async fn caller(self, app: &AppState) -> Result<Option<Context>, Error> {
+    async fn caller(self, app: &AppState) -> Result<Option<RequestContext>, Error> {
         let (kind, context) = match (self.key, self.ticket) {
             (Some(key), _) => ("key", app.core.authenticate(&key, self.request).await),
             (None, Some(ticket)) => ("ticket", app.core.redeem(&ticket, self.request)),
@@ -100,7 +100,7 @@ impl PresentedCredentials {
 pub(super) async fn authorize(
     app: &AppState,
     port: u16,
-    found: Option<&Doorstep>,
+    found: Option<&SandboxRef>,
     credentials: PresentedCredentials,
 ) -> Result<Verdict, Error> {
     let access = access_of(found);
@@ -115,7 +115,7 @@ pub(super) async fn authorize(
     if port == ENVD {
         return Ok(Verdict::Unknown);
     }
-    let is_allowed = |sandbox: &Doorstep, context: &Context| {
+    let is_allowed = |sandbox: &SandboxRef, context: &RequestContext| {
         sandbox.org() == context.org.id && context.require(Scope::Sandboxes).is_ok()
     };
     Ok(match (found, credentials.caller(app).await?) {
@@ -127,15 +127,15 @@ pub(super) async fn authorize(
     })
 }
 
-fn access_of(found: Option<&Doorstep>) -> PortAccess {
-    found.map_or(PortAccess::Private, Doorstep::port_access)
+fn access_of(found: Option<&SandboxRef>) -> PortAccess {
+    found.map_or(PortAccess::Private, SandboxRef::port_access)
 }
 
 /// Whether a request shows the token of a door. Takes as long for a sandbox that does not exist.
-fn presents_token(app: &AppState, target: &Target, door: Door, headers: &HeaderMap) -> bool {
+fn presents_token(app: &AppState, target: &Target, door: TokenScope, headers: &HeaderMap) -> bool {
     let token = header_value(headers, door.header());
     match (token, id_of(target)) {
-        (Some(token), Ok(id)) => app.core.opens(&id, door, token),
+        (Some(token), Ok(id)) => app.core.verify_token(&id, door, token),
         _ => false,
     }
 }
@@ -147,12 +147,12 @@ fn is_signed(app: &AppState, target: &Target, request: &Request) -> bool {
         return false;
     };
     request.uri().path() == "/files"
-        && envd::signature::is_signed_by_token(&app.core.token(&id, Door::Agent), query)
+        && envd::signature::is_signed_by_token(&app.core.token(&id, TokenScope::Data), query)
 }
 
 /// Whether a header or a cookie has a signed link to the port.
 fn presents_link(app: &AppState, target: &Target, headers: &HeaderMap) -> bool {
-    let header = header_value(headers, Door::Ports.header());
+    let header = header_value(headers, TokenScope::Ports.header());
     let cookies = headers.get_all(header::COOKIE).iter();
     let cookies = cookies.filter_map(|value| value.to_str().ok());
     let cookies = cookies.flat_map(|value| value.split(';'));

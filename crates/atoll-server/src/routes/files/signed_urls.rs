@@ -1,6 +1,6 @@
 //! Signed URLs: one action on one file until a time, without an API key.
 
-use atoll_core::{Act, Doorstep, Link};
+use atoll_core::{SandboxRef, SignedUrl, UrlAction};
 use atoll_model::{RunAs, SandboxId, WriteOptions};
 use axum::body::Body as RawBody;
 use axum::extract::State;
@@ -78,7 +78,7 @@ pub(super) async fn make_download(
     origin: ServerUrl,
     request: JsonBody<CreateSignedUrl>,
 ) -> ApiResult<Json<SignedUrlView>> {
-    create_signed_url(Act::Download, &app, &caller, &id, &origin, request)
+    create_signed_url(UrlAction::Download, &app, &caller, &id, &origin, request)
 }
 
 /// Create an upload URL
@@ -92,11 +92,11 @@ pub(super) async fn make_upload(
     origin: ServerUrl,
     request: JsonBody<CreateSignedUrl>,
 ) -> ApiResult<Json<SignedUrlView>> {
-    create_signed_url(Act::Upload, &app, &caller, &id, &origin, request)
+    create_signed_url(UrlAction::Upload, &app, &caller, &id, &origin, request)
 }
 
 fn create_signed_url(
-    act: Act,
+    action: UrlAction,
     app: &AppState,
     Authenticated(caller): &Authenticated,
     id: &str,
@@ -109,8 +109,8 @@ fn create_signed_url(
         authority: request.authority.into(),
     };
     let seconds = request.expires_in.unwrap_or(DEFAULT_TTL_SECS);
-    let wanted = (act, request.path, run_as);
-    let (link, signature) = app.core.sign_link(caller, id, wanted, seconds)?;
+    let wanted = (action, request.path, run_as);
+    let (link, signature) = app.core.sign_url(caller, id, wanted, seconds)?;
     let signed = SignedUrlQuery {
         path: link.path,
         user: request.user,
@@ -120,7 +120,10 @@ fn create_signed_url(
     };
     let sandbox = &link.sandbox;
     let query = serde_urlencoded::to_string(&signed).unwrap_or_default();
-    let url = format!("{origin}/sandboxes/{sandbox}/files/{}?{query}", act.name());
+    let url = format!(
+        "{origin}/sandboxes/{sandbox}/files/{}?{query}",
+        action.name()
+    );
     let expires_at = Time::new(link.expires.saturating_mul(1_000_000));
     Ok(Json(SignedUrlView { url, expires_at }))
 }
@@ -137,29 +140,31 @@ struct SignedUrlParams {
 }
 
 /// Whether a query has a valid signature for a file of this sandbox, for either action.
-pub(crate) fn is_signed_url(sandbox: &Doorstep, query: &str) -> bool {
+pub(crate) fn is_signed_url(sandbox: &SandboxRef, query: &str) -> bool {
     let Ok(params) = serde_urlencoded::from_str::<SignedUrlParams>(query) else {
         return false;
     };
-    let mut link = Link {
-        act: Act::Download,
+    let mut link = SignedUrl {
+        action: UrlAction::Download,
         sandbox: sandbox.id().clone(),
         path: params.path,
-        who: RunAs {
+        run_as: RunAs {
             user: params.user,
             authority: params.authority.into(),
         },
         expires: params.expires,
     };
-    [Act::Download, Act::Upload].into_iter().any(|act| {
-        link.act = act;
-        sandbox.knows_link(&link, &params.signature)
-    })
+    [UrlAction::Download, UrlAction::Upload]
+        .into_iter()
+        .any(|action| {
+            link.action = action;
+            sandbox.verify_signed_url(&link, &params.signature)
+        })
 }
 
 /// Verifies a signed URL and opens its sandbox.
 async fn open_signed_url(
-    act: Act,
+    action: UrlAction,
     app: &AppState,
     id: &str,
     signed: SignedUrlQuery,
@@ -171,18 +176,18 @@ async fn open_signed_url(
         user: signed.user,
         authority: signed.authority.into(),
     };
-    let link = Link {
-        act,
+    let link = SignedUrl {
+        action,
         sandbox,
         path: signed.path,
-        who: run_as,
+        run_as,
         expires: signed.expires,
     };
-    let access = app.core.follow_link(&link, &signed.signature).await?;
+    let access = app.core.open_signed_url(&link, &signed.signature).await?;
     if let Some(Extension(connection)) = connection {
         connection.authenticate();
     }
-    let run_as = link.who;
+    let run_as = link.run_as;
     Ok((FileTarget { access, run_as }, link.path))
 }
 
@@ -200,7 +205,8 @@ pub(super) async fn download(
     connection: Option<Extension<Connection>>,
     headers: HeaderMap,
 ) -> ApiResult<Response> {
-    let (target, path) = open_signed_url(Act::Download, &app, &id, signed, connection).await?;
+    let (target, path) =
+        open_signed_url(UrlAction::Download, &app, &id, signed, connection).await?;
     contents::download(target, path.as_bytes(), &headers).await
 }
 
@@ -216,7 +222,7 @@ pub(super) async fn upload(
     connection: Option<Extension<Connection>>,
     body: RawBody,
 ) -> ApiResult<Json<EntryView>> {
-    let (target, path) = open_signed_url(Act::Upload, &app, &id, signed, connection).await?;
+    let (target, path) = open_signed_url(UrlAction::Upload, &app, &id, signed, connection).await?;
     let options = WriteOptions {
         parents: true,
         ..WriteOptions::default()

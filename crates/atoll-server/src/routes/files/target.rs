@@ -1,7 +1,7 @@
 //! Extractor for the sandbox and the user of a file request. It authenticates and opens the sandbox
 //! before the route runs.
 
-use atoll_core::Use;
+use atoll_core::SandboxAccess;
 use atoll_model::{Authority, RunAs, SandboxId, Scope};
 use atoll_worker::LocalRuntime;
 use axum::extract::FromRequestParts;
@@ -50,7 +50,7 @@ pub(super) struct RunAsQuery {
 /// An open sandbox, and the user whose files are accessed.
 #[derive(Debug)]
 pub(super) struct FileTarget {
-    pub(super) access: Use,
+    pub(super) access: SandboxAccess,
     pub(super) run_as: RunAs,
 }
 
@@ -89,7 +89,7 @@ impl FromRequestParts<AppState> for FileTarget {
             Method::GET | Method::HEAD => Scope::Read,
             _ => Scope::Sandboxes,
         };
-        let access = app.core.enter(&caller, &id, scope).await?;
+        let access = app.core.open_sandbox(&caller, &id, scope).await?;
         let authority = authority.into();
         let run_as = RunAs { user, authority };
         Ok(Self { access, run_as })

@@ -1,6 +1,6 @@
 //! Directory watches as server-sent events. The watch is active before the response begins.
 
-use atoll_core::Use;
+use atoll_core::SandboxAccess;
 use atoll_model::{SandboxState, WatchEvent, WatchOptions};
 use axum::body::Bytes;
 use axum::response::Response;
@@ -59,7 +59,7 @@ pub(super) async fn watch(
     Ok(sse::sse_response(events))
 }
 
-fn is_running(access: &Use) -> bool {
+fn is_running(access: &SandboxAccess) -> bool {
     let info = access.runtime().get(access.id());
     info.is_ok_and(|info| info.state == SandboxState::Running)
 }

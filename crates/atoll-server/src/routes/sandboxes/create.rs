@@ -179,7 +179,7 @@ impl CreateSandbox {
 pub(super) async fn create(
     State(app): State<AppState>,
     Authenticated(caller): Authenticated,
-    IdempotentJson(request, again): IdempotentJson<CreateSandbox>,
+    IdempotentJson(request, idempotency): IdempotentJson<CreateSandbox>,
 ) -> Created<Sandbox> {
     let request = NewSandbox {
         spec: SandboxSpec {
@@ -195,7 +195,7 @@ pub(super) async fn create(
         alias: request.alias,
         metadata: request.metadata,
         port_access: PortAccess::Private,
-        again,
+        idempotency,
     };
     let sandbox = app
         .core

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use atoll_core::{Doorstep, Use, Watched};
+use atoll_core::{SandboxAccess, SandboxRef, WatchSpec};
 use atoll_model::{Error, WatchEvent, WatchOptions};
 use atoll_worker::Watch;
 use axum::body::{Body, Bytes};
@@ -47,9 +47,9 @@ struct WatchRequest {
 }
 
 impl WatchRequest {
-    fn watch_spec(&self, target: &FileTarget) -> Watched {
-        Watched {
-            who: target.run_as.clone(),
+    fn watch_spec(&self, target: &FileTarget) -> WatchSpec {
+        WatchSpec {
+            run_as: target.run_as.clone(),
             path: clean_path(&self.path).into_bytes(),
             options: WatchOptions {
                 recursive: self.recursive,
@@ -104,8 +104,8 @@ fn event_types(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Connect
 
 /// All that is told of something that happened.
 async fn to_events(
-    access: &Use,
-    spec: &Watched,
+    access: &SandboxAccess,
+    spec: &WatchSpec,
     event: &WatchEvent,
 ) -> Result<Vec<Event>, ConnectError> {
     let mut events = Vec::new();
@@ -114,7 +114,7 @@ async fn to_events(
         let full = [&spec.path, b"/".as_slice(), path].concat();
         let described = if wanted {
             let runtime = access.runtime();
-            let described = runtime.describe(access.id(), &spec.who, &full, ATTRIBUTE_PREFIX);
+            let described = runtime.describe(access.id(), &spec.run_as, &full, ATTRIBUTE_PREFIX);
             // It may have gone in the meantime.
             described.await.ok()
         } else {
@@ -151,8 +151,8 @@ async fn watch_dir(
         let spec = request.watch_spec(&target);
         let access = target.access;
         let (runtime, options) = (access.runtime(), spec.options);
-        let watch = runtime.watch(access.id(), &spec.who, &spec.path, options);
-        let to_error = |error: Error| to_e2b_error(error, &spec.who);
+        let watch = runtime.watch(access.id(), &spec.run_as, &spec.path, options);
+        let to_error = |error: Error| to_e2b_error(error, &spec.run_as);
         let watch = watch.await.map_err(to_error)?;
         Ok::<_, ConnectError>(State {
             access,
@@ -175,9 +175,9 @@ async fn watch_dir(
 
 /// A stream under way.
 struct State {
-    access: Use,
+    access: SandboxAccess,
     connection: Connection,
-    spec: Watched,
+    spec: WatchSpec,
     watch: Watch,
     /// What is still to be sent.
     waiting: VecDeque<Bytes>,
@@ -198,7 +198,7 @@ impl State {
                 Err(_) => return Some(Ok(connect_rpc::message(&json!({ "keepalive": {} })))),
                 Ok(Ok(Some(event))) => self.push_event(&event).await,
                 // It ended with its sandbox.
-                Ok(Ok(None) | Err(_)) if self.access.is_over() => {
+                Ok(Ok(None) | Err(_)) if self.access.has_ended() => {
                     self.ended = true;
                     return Some(connect_rpc::end_with(&self.access, &self.connection).await);
                 }
@@ -229,7 +229,10 @@ async fn create(
     target: FileTarget,
     Unary(request): Unary<WatchRequest>,
 ) -> Result<Json<Value>, ConnectError> {
-    let created = target.access.keep_watch(request.watch_spec(&target)).await;
+    let created = target
+        .access
+        .create_watcher(request.watch_spec(&target))
+        .await;
     let id = created.map_err(|error| to_e2b_error(error, &target.run_as))?;
     Ok(Json(json!({ "watcherId": id })))
 }
@@ -243,11 +246,11 @@ struct WatcherRequest {
 }
 
 async fn events(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Unary(request): Unary<WatcherRequest>,
 ) -> Result<Json<Value>, ConnectError> {
-    let access = sandbox.enter().await?;
-    let (spec, changes) = access.drain_watch(&request.watcher_id).await?;
+    let access = sandbox.open().await?;
+    let (spec, changes) = access.poll_watcher(&request.watcher_id).await?;
     let mut events = Vec::new();
     for event in &changes {
         events.extend(to_events(&access, &spec, event).await?);
@@ -256,10 +259,10 @@ async fn events(
 }
 
 async fn remove(
-    Extension(sandbox): Extension<Doorstep>,
+    Extension(sandbox): Extension<SandboxRef>,
     Unary(request): Unary<WatcherRequest>,
 ) -> Result<Json<Value>, ConnectError> {
-    let access = sandbox.enter().await?;
-    access.end_watch(&request.watcher_id)?;
+    let access = sandbox.open().await?;
+    access.remove_watcher(&request.watcher_id)?;
     Ok(Json(json!({})))
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use atoll_core::Use;
+use atoll_core::SandboxAccess;
 use atoll_model::{ExecStatus, OutputChunk, Stream};
 use atoll_worker::{ExecHandle, OutputReader};
 use axum::body::Bytes;
@@ -41,7 +41,7 @@ enum Phase {
 
 struct State {
     /// The sandbox is in use as long as somebody listens.
-    access: Use,
+    access: SandboxAccess,
     connection: Connection,
     control: ExecHandle,
     reader: OutputReader,
@@ -51,7 +51,7 @@ struct State {
 
 /// Everything from a position on. Who goes away ends nothing.
 pub(super) fn stream(
-    access: Use,
+    access: SandboxAccess,
     connection: Connection,
     control: ExecHandle,
     after: u64,
@@ -92,7 +92,7 @@ impl State {
 
     async fn next_event(&mut self) -> Envelope {
         let next = tokio::time::timeout(self.keepalive, self.reader.next()).await;
-        self.access.touch();
+        self.access.record_activity();
         Ok(match next {
             Err(_) => event(&json!({ "keepalive": {} })),
             Ok(Ok(Some(OutputChunk::Data { stream, bytes, .. }))) => self.data(stream, &bytes),
@@ -132,7 +132,7 @@ impl State {
             return Ok(self.fail(&ConnectError::new("deadline_exceeded", message)));
         }
         // It was killed with its sandbox: that is no end of its own.
-        if status.signal == Some(SIGKILL) && self.access.is_over() {
+        if status.signal == Some(SIGKILL) && self.access.has_ended() {
             self.phase = Phase::Ended;
             return connect_rpc::end_with(&self.access, &self.connection).await;
         }

@@ -3,7 +3,7 @@
 use atoll_model::{Error, Lifetime, Org, SandboxState, Scope};
 
 use super::SandboxView;
-use crate::{Context, Core};
+use crate::{Core, RequestContext};
 
 /// Times are counted in them.
 pub(crate) fn microseconds(seconds: u32) -> i64 {
@@ -11,18 +11,22 @@ pub(crate) fn microseconds(seconds: u32) -> i64 {
 }
 
 /// When a sandbox that begins to run now must end.
-pub(crate) fn end_of(lifetime: &Lifetime, now: i64) -> Option<i64> {
+pub(crate) fn end_at(lifetime: &Lifetime, now: i64) -> Option<i64> {
     let seconds = lifetime.timeout?;
     Some(now + microseconds(seconds))
 }
 
 /// How long a sandbox lives whose own time is none, in seconds, when it runs again.
-const A_WHILE: u32 = 300;
+const MIN_RESTART_TIMEOUT_SECS: u32 = 300;
 
 /// When a life that begins again ends. With no time at all it would be over before anybody could use it.
-pub(crate) fn end_anew(lifetime: &Lifetime, now: i64) -> Option<i64> {
+pub(crate) fn end_at_after_restart(lifetime: &Lifetime, now: i64) -> Option<i64> {
     let seconds = lifetime.timeout?;
-    let seconds = if seconds == 0 { A_WHILE } else { seconds };
+    let seconds = if seconds == 0 {
+        MIN_RESTART_TIMEOUT_SECS
+    } else {
+        seconds
+    };
     Some(now + microseconds(seconds))
 }
 
@@ -49,55 +53,55 @@ impl Core {
     /// Sets how long it lives from now; `None` is for ever.
     pub async fn set_timeout(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         timeout: Option<u32>,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         check_timeout(&context.org, timeout)?;
-        let held = self.held(context, name).await?;
+        let held = self.find_and_lock(context, name).await?;
         let entry = &held.entry;
-        let written = entry.write(&self.inner.store, |row| {
+        let written = entry.update(&self.inner.store, |row| {
             row.lifetime.timeout = timeout;
             match row.state {
                 SandboxState::Paused => {
                     row.time_left = timeout.map(microseconds);
                 }
-                SandboxState::Running => row.end_at = end_of(&row.lifetime, self.now()),
+                SandboxState::Running => row.end_at = end_at(&row.lifetime, self.now()),
                 _ => {}
             }
         });
         let row = written.await?;
-        self.inner.times.notify_one();
+        self.inner.expiry_changed.notify_one();
         Ok(row.into())
     }
 
     /// Sees to it that it lives for so long from now, at least.
     pub async fn extend(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
         seconds: u32,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         check_timeout(&context.org, Some(seconds))?;
-        let held = self.held(context, name).await?;
+        let held = self.find_and_lock(context, name).await?;
         let entry = &held.entry;
         let row = entry.row();
         let end = || self.now() + microseconds(seconds);
         if row.end_at.is_none_or(|before| before >= end()) {
             return Ok(row.into());
         }
-        let written = entry.write(&self.inner.store, |row| row.end_at = Some(end()));
+        let written = entry.update(&self.inner.store, |row| row.end_at = Some(end()));
         let row = written.await?;
-        self.inner.times.notify_one();
+        self.inner.expiry_changed.notify_one();
         Ok(row.into())
     }
 
     /// Counts as a use.
-    pub fn keep_alive(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
-        let entry = self.own(context, name)?;
-        entry.touch();
+    pub fn keep_alive(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
+        let entry = self.find_writable(context, name)?;
+        entry.record_activity();
         Ok(entry.row().into())
     }
 }

@@ -18,43 +18,43 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::{Core, Inner};
 
 /// So many templates are told apart; later ones are `other`. Names come from callers, and each is kept for ever.
-const TEMPLATES: usize = 64;
+const MAX_TEMPLATE_LABELS: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfTemplate {
+struct TemplateLabel {
     template: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Made {
+struct CreateLabels {
     template: String,
     status: &'static str,
 }
 
 /// What is counted while it happens.
 #[derive(Debug)]
-pub(crate) struct Meters {
-    creates: Family<Made, Counter>,
-    took: LatencyFamily<OfTemplate>,
+pub(crate) struct Metrics {
+    creates: Family<CreateLabels, Counter>,
+    create_duration: LatencyFamily<TemplateLabel>,
     /// From the question to a place for it.
-    queue: Histogram,
+    queue_wait: Histogram,
     templates: Mutex<HashSet<String>>,
 }
 
-impl Default for Meters {
+impl Default for Metrics {
     fn default() -> Self {
         Self {
             creates: Family::default(),
-            took: latency_family(),
-            queue: latency_histogram(),
+            create_duration: latency_family(),
+            queue_wait: latency_histogram(),
             templates: Mutex::default(),
         }
     }
 }
 
-impl Meters {
+impl Metrics {
     /// A sandbox was made, or not.
-    pub(crate) fn created<T>(&self, template: &str, made: &Result<T, Error>, took: Duration) {
+    pub(crate) fn record_create<T>(&self, template: &str, made: &Result<T, Error>, took: Duration) {
         let status = match made {
             Ok(_) => "success",
             Err(error) if error.code.status() < 500 => "refused",
@@ -62,10 +62,12 @@ impl Meters {
         };
         let template = if made.is_ok() {
             let template = self.label(template);
-            let of = OfTemplate {
+            let of = TemplateLabel {
                 template: template.clone(),
             };
-            self.took.get_or_create(&of).observe(took.as_secs_f64());
+            self.create_duration
+                .get_or_create(&of)
+                .observe(took.as_secs_f64());
             template
         } else if self.known().contains(template) {
             template.to_owned()
@@ -73,12 +75,14 @@ impl Meters {
             // A caller may have made it up.
             "unknown".into()
         };
-        self.creates.get_or_create(&Made { template, status }).inc();
+        self.creates
+            .get_or_create(&CreateLabels { template, status })
+            .inc();
     }
 
     /// There is a place for a sandbox that was asked for.
-    pub(crate) fn placed(&self, waited: Duration) {
-        self.queue.observe(waited.as_secs_f64());
+    pub(crate) fn record_queue_wait(&self, waited: Duration) {
+        self.queue_wait.observe(waited.as_secs_f64());
     }
 
     fn known(&self) -> MutexGuard<'_, HashSet<String>> {
@@ -89,7 +93,7 @@ impl Meters {
     /// What a template that there is, is called here.
     fn label(&self, template: &str) -> String {
         let mut known = self.known();
-        if known.contains(template) || known.len() < TEMPLATES {
+        if known.contains(template) || known.len() < MAX_TEMPLATE_LABELS {
             known.insert(template.to_owned());
             return template.to_owned();
         }
@@ -102,48 +106,48 @@ impl Core {
     pub fn register(&self, registry: &mut Registry) {
         self.inner.store.register(registry);
         self.inner.runtime.register(registry);
-        let meters = &self.inner.meters;
+        let metrics = &self.inner.metrics;
         registry.register(
             "sandbox_creates",
             "Sandboxes that were asked for: success, refused or failed",
-            meters.creates.clone(),
+            metrics.creates.clone(),
         );
         registry.register_with_unit(
             "sandbox_create_duration",
             "How long it took to make a sandbox, until a command works in it",
             Unit::Seconds,
-            meters.took.clone(),
+            metrics.create_duration.clone(),
         );
         registry.register_with_unit(
             "sandbox_create_queue",
             "How long a create waited until there was a place for the sandbox",
             Unit::Seconds,
-            meters.queue.clone(),
+            metrics.queue_wait.clone(),
         );
-        registry.register_collector(Box::new(Living(Arc::downgrade(&self.inner))));
+        registry.register_collector(Box::new(SandboxCollector(Arc::downgrade(&self.inner))));
     }
 }
 
 /// What is counted when somebody wants to know.
-struct Living(Weak<Inner>);
+struct SandboxCollector(Weak<Inner>);
 
-impl fmt::Debug for Living {
+impl fmt::Debug for SandboxCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Living").finish()
+        f.debug_tuple("SandboxCollector").finish()
     }
 }
 
-impl Collector for Living {
+impl Collector for SandboxCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(inner) = self.0.upgrade() else {
             return Ok(());
         };
         let mut active = BTreeMap::<String, u32>::new();
         let mut states = SandboxState::ALL.map(|state| (state, 0_u32));
-        for entry in inner.ledger.all() {
-            let (state, template) = entry.with(|row| (row.state, row.template.clone()));
+        for entry in inner.sandboxes.all() {
+            let (state, template) = entry.read(|row| (row.state, row.template.clone()));
             if state == SandboxState::Running {
-                *active.entry(inner.meters.label(&template)).or_default() += 1;
+                *active.entry(inner.metrics.label(&template)).or_default() += 1;
             }
             for (_, count) in states.iter_mut().filter(|(known, _)| *known == state) {
                 *count += 1;

@@ -44,15 +44,15 @@ impl<K: Hash + Eq + Clone> Buckets<K> {
 
 /// The limit on searches for the sandbox of a signature.
 #[derive(Debug)]
-pub(crate) struct SearchLimit(Buckets<IpAddr>);
+pub(crate) struct SearchRateLimit(Buckets<IpAddr>);
 
-impl Default for SearchLimit {
+impl Default for SearchRateLimit {
     fn default() -> Self {
         Self(Buckets::new(SEARCHES))
     }
 }
 
-impl SearchLimit {
+impl SearchRateLimit {
     /// Counts a search for a client at an address, or refuses it.
     pub(crate) fn check(&self, client: IpAddr) -> Result<(), Error> {
         if self.0.allows(&network(client)) {
@@ -77,7 +77,7 @@ fn network(client: IpAddr) -> IpAddr {
 
 /// The buckets of all keys.
 #[derive(Debug)]
-pub(crate) struct Limit {
+pub(crate) struct RateLimits {
     buckets: Buckets<KeyId>,
     most: NonZeroU32,
 }
@@ -86,7 +86,7 @@ pub(crate) struct Limit {
 #[derive(Debug, Default)]
 pub(crate) struct Bucket(OnceLock<DefaultDirectRateLimiter>);
 
-impl Limit {
+impl RateLimits {
     pub(crate) fn new(most: NonZeroU32) -> Self {
         Self {
             buckets: Buckets::new(most),
@@ -99,7 +99,7 @@ impl Limit {
         if self.buckets.allows(key) {
             return Ok(());
         }
-        Err(self.refusal("this key may send"))
+        Err(self.exceeded_error("this key may send"))
     }
 
     /// Counts a request to a sandbox, or refuses it.
@@ -107,11 +107,11 @@ impl Limit {
         let new = || RateLimiter::direct(Quota::per_second(self.most));
         match bucket.0.get_or_init(new).check() {
             Ok(()) => Ok(()),
-            Err(_) => Err(self.refusal("this sandbox may be sent")),
+            Err(_) => Err(self.exceeded_error("this sandbox may be sent")),
         }
     }
 
-    fn refusal(&self, who: &str) -> Error {
+    fn exceeded_error(&self, who: &str) -> Error {
         let most = self.most.to_string();
         Error::new(
             Code::RateLimited,
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn one_client_is_limited_and_others_are_not() {
-        let limit = SearchLimit::default();
+        let limit = SearchRateLimit::default();
         let client = |text: &str| text.parse::<IpAddr>().expect("an address");
         while limit.check(client("192.0.2.1")).is_ok() {}
         assert!(limit.check(client("192.0.2.2")).is_ok());

@@ -4,48 +4,48 @@ use std::time::Duration;
 
 use atoll_model::{Code, Error};
 
-use crate::{Context, Core};
+use crate::{Core, RequestContext};
 
 /// Why it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Notice {
+pub enum StreamEnd {
     /// The key that it was begun with is not accepted any more.
-    Revoked,
+    KeyInvalid,
     /// The server ends; the next one goes on.
-    Ending,
+    Shutdown,
 }
 
-impl Notice {
+impl StreamEnd {
     /// As it is told to who is let go.
     pub fn error(self) -> Error {
         match self {
-            Self::Revoked => Error::new(
+            Self::KeyInvalid => Error::new(
                 Code::InvalidApiKey,
                 "the API key was revoked or has expired",
             ),
-            Self::Ending => Error::new(Code::NoCapacity, "the server ends"),
+            Self::Shutdown => Error::new(Code::NoCapacity, "the server ends"),
         }
     }
 }
 
 impl Core {
     /// From now on everything without an end of its own is asked to end.
-    pub fn announce_end(&self) {
-        self.inner.ending.send_replace(true);
+    pub fn begin_shutdown(&self) {
+        self.inner.shutting_down.send_replace(true);
     }
 
     /// Waits until what a caller has begun must end.
-    pub async fn notice(&self, context: &Context) -> Notice {
-        let mut ending = self.inner.ending.subscribe();
+    pub async fn stream_end(&self, context: &RequestContext) -> StreamEnd {
+        let mut ending = self.inner.shutting_down.subscribe();
         let ending = ending.wait_for(|ending| *ending);
         tokio::select! {
-            _ = ending => Notice::Ending,
-            () = self.until_refused(context) => Notice::Revoked,
+            _ = ending => StreamEnd::Shutdown,
+            () = self.key_invalidated(context) => StreamEnd::KeyInvalid,
         }
     }
 
     /// Until a caller's key is not accepted any more.
-    async fn until_refused(&self, context: &Context) {
+    async fn key_invalidated(&self, context: &RequestContext) {
         let Some(key) = &context.key else {
             return std::future::pending().await;
         };

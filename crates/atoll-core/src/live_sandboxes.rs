@@ -10,12 +10,12 @@ use atoll_store::{ChangeEvent, SandboxRow, Store};
 
 use crate::clock::Clock;
 use crate::error;
-use crate::rate::Bucket;
+use crate::rate_limit::Bucket;
 use crate::watchers::Watchers;
 
 /// All living sandboxes.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct LiveSandboxes {
     clock: Arc<Clock>,
     all: Mutex<Live>,
     aliases: Arc<Aliases>,
@@ -23,8 +23,8 @@ pub(crate) struct Ledger {
 
 #[derive(Debug, Default)]
 struct Live {
-    by_id: HashMap<SandboxId, Arc<Entry>>,
-    by_age: BTreeMap<(i64, SandboxId), Arc<Entry>>,
+    by_id: HashMap<SandboxId, Arc<LiveSandbox>>,
+    by_age: BTreeMap<(i64, SandboxId), Arc<LiveSandbox>>,
 }
 
 /// Index from an org's alias to the sandbox. An alias is unique in the store, which is written first: whichever
@@ -57,42 +57,42 @@ impl Aliases {
 
 /// One of them.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct LiveSandbox {
     row: Mutex<SandboxRow>,
     clock: Arc<Clock>,
     aliases: Arc<Aliases>,
-    /// Held while it gets from one state to another, and while its row is written.
-    pub(crate) gate: Arc<tokio::sync::Mutex<()>>,
-    /// Held while its history is carried over.
-    pub(crate) carrying: tokio::sync::Mutex<()>,
+    /// LockedSandbox while it gets from one state to another, and while its row is written.
+    pub(crate) transition_lock: Arc<tokio::sync::Mutex<()>>,
+    /// LockedSandbox while its history is carried over.
+    pub(crate) history_lock: tokio::sync::Mutex<()>,
     /// It is being paused, which its row says when that is done.
-    pausing: AtomicBool,
-    /// When it was last used: boottime, which never jumps.
-    used: AtomicI64,
+    is_pausing: AtomicBool,
+    /// When it was last last_activity: boottime, which never jumps.
+    last_activity: AtomicI64,
     /// Uses under way.
-    uses: AtomicUsize,
+    active_uses: AtomicUsize,
     /// Watches that are kept between requests, which is no use.
     pub(crate) watchers: Watchers,
     /// How many requests it was sent lately.
     pub(crate) bucket: Bucket,
-    /// Access tokens, one for each [`crate::Door`], computed when one is first used.
+    /// Access tokens, one for each [`crate::TokenScope`], computed when one is first used.
     pub(crate) tokens: OnceLock<[String; 2]>,
 }
 
 /// One that is being paused as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Pausing<'a>(&'a Entry);
+pub(crate) struct PauseGuard<'a>(&'a LiveSandbox);
 
-impl Drop for Pausing<'_> {
+impl Drop for PauseGuard<'_> {
     fn drop(&mut self) {
-        self.0.pausing.store(false, Ordering::Release);
+        self.0.is_pausing.store(false, Ordering::Release);
     }
 }
 
 /// One whose gate is held.
 #[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) entry: Arc<Entry>,
+pub(crate) struct LockedSandbox {
+    pub(crate) entry: Arc<LiveSandbox>,
     _gate: tokio::sync::OwnedMutexGuard<()>,
 }
 
@@ -100,17 +100,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Entry {
+impl LiveSandbox {
     fn new(row: SandboxRow, clock: &Arc<Clock>, aliases: Arc<Aliases>) -> Arc<Self> {
         Arc::new(Self {
-            used: AtomicI64::new(clock.boottime()),
+            last_activity: AtomicI64::new(clock.boottime()),
             row: Mutex::new(row),
             clock: Arc::clone(clock),
             aliases,
-            gate: Arc::default(),
-            pausing: AtomicBool::new(false),
-            carrying: tokio::sync::Mutex::default(),
-            uses: AtomicUsize::new(0),
+            transition_lock: Arc::default(),
+            is_pausing: AtomicBool::new(false),
+            history_lock: tokio::sync::Mutex::default(),
+            active_uses: AtomicUsize::new(0),
             watchers: Watchers::default(),
             bucket: Bucket::default(),
             tokens: OnceLock::new(),
@@ -121,12 +121,12 @@ impl Entry {
         lock(&self.row).clone()
     }
 
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&SandboxRow) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&SandboxRow) -> T) -> T {
         look(&lock(&self.row))
     }
 
     /// Changes the row, in the store first, with what happened.
-    pub(crate) async fn write(
+    pub(crate) async fn update(
         &self,
         store: &Store,
         change: impl FnOnce(&mut SandboxRow),
@@ -135,13 +135,13 @@ impl Entry {
         let before = self.row();
         let mut row = before.clone();
         change(&mut row);
-        let written = store.update_sandbox(&row, happened(&before, &row), self.clock.now());
+        let written = store.update_sandbox(&row, change_event(&before, &row), self.clock.now());
         written.await.map_err(error::store)?;
         lock(&self.row).clone_from(&row);
         let (from, to) = (before.alias.as_deref(), row.alias.as_deref());
         self.aliases.change(&row.id, &row.org, from, to);
         if !matches!(row.state, SandboxState::Running | SandboxState::Paused) {
-            self.end_watchers();
+            self.remove_watchers();
         }
         Ok(row)
     }
@@ -152,54 +152,57 @@ impl Entry {
     }
 
     /// Shows it in a state that is not written down: it passes, and after a crash it is what the runtime finds.
-    pub(crate) fn show(&self, state: SandboxState, reason: Option<StopReason>) {
+    pub(crate) fn set_transient_state(&self, state: SandboxState, reason: Option<StopReason>) {
         let mut row = lock(&self.row);
         (row.state, row.reason) = (state, reason);
     }
 
     /// Shows those who want to use it that it is being paused.
-    pub(crate) fn begin_pause(&self) -> Pausing<'_> {
-        self.pausing.store(true, Ordering::Release);
-        Pausing(self)
+    pub(crate) fn begin_pause(&self) -> PauseGuard<'_> {
+        self.is_pausing.store(true, Ordering::Release);
+        PauseGuard(self)
     }
 
     /// Its state for whoever uses it: what is being paused is paused.
-    pub(crate) fn state_in_use(&self) -> SandboxState {
-        match self.with(|row| row.state) {
-            SandboxState::Running if self.pausing.load(Ordering::Acquire) => SandboxState::Paused,
+    pub(crate) fn effective_state(&self) -> SandboxState {
+        match self.read(|row| row.state) {
+            SandboxState::Running if self.is_pausing.load(Ordering::Acquire) => {
+                SandboxState::Paused
+            }
             state => state,
         }
     }
 
     pub(crate) fn begin_use(&self) {
-        self.uses.fetch_add(1, Ordering::AcqRel);
-        self.touch();
+        self.active_uses.fetch_add(1, Ordering::AcqRel);
+        self.record_activity();
     }
 
     pub(crate) fn end_use(&self) {
-        self.touch();
-        self.uses.fetch_sub(1, Ordering::AcqRel);
+        self.record_activity();
+        self.active_uses.fetch_sub(1, Ordering::AcqRel);
     }
 
-    pub(crate) fn touch(&self) {
-        self.used.fetch_max(self.clock.boottime(), Ordering::AcqRel);
+    pub(crate) fn record_activity(&self) {
+        self.last_activity
+            .fetch_max(self.clock.boottime(), Ordering::AcqRel);
     }
 
     /// It was used at a server time, if not later too.
-    pub(crate) fn touch_at(&self, at: i64) {
+    pub(crate) fn record_activity_at(&self, at: i64) {
         let at = self.clock.boottime_at(at);
-        self.used.fetch_max(at, Ordering::AcqRel);
+        self.last_activity.fetch_max(at, Ordering::AcqRel);
     }
 
     /// Server time of the last use; `None` while a use is under way.
     pub(crate) fn idle_since(&self) -> Option<i64> {
-        let idle = self.uses.load(Ordering::Acquire) == 0;
-        idle.then(|| self.clock.at(self.used.load(Ordering::Acquire)))
+        let idle = self.active_uses.load(Ordering::Acquire) == 0;
+        idle.then(|| self.clock.at(self.last_activity.load(Ordering::Acquire)))
     }
 }
 
 /// What a change is called. What ran and is deleted was being stopped, and what could not be made has failed first.
-pub(crate) fn happened(before: &SandboxRow, after: &SandboxRow) -> ChangeEvent {
+pub(crate) fn change_event(before: &SandboxRow, after: &SandboxRow) -> ChangeEvent {
     use SandboxState::{Failed, Paused, Running, Stopping};
     if after.deleted_at.is_some() {
         let preceded_by = match (before.state, after.state) {
@@ -216,7 +219,7 @@ pub(crate) fn happened(before: &SandboxRow, after: &SandboxRow) -> ChangeEvent {
     after.state.name().into()
 }
 
-impl Ledger {
+impl LiveSandboxes {
     pub(crate) fn new(clock: &Arc<Clock>) -> Self {
         Self {
             clock: Arc::clone(clock),
@@ -225,13 +228,13 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn add(&self, row: SandboxRow) -> Arc<Entry> {
-        let entry = Entry::new(row, &self.clock, Arc::clone(&self.aliases));
+    pub(crate) fn add(&self, row: SandboxRow) -> Arc<LiveSandbox> {
+        let entry = LiveSandbox::new(row, &self.clock, Arc::clone(&self.aliases));
         self.insert(&entry);
         entry
     }
 
-    fn insert(&self, entry: &Arc<Entry>) {
+    fn insert(&self, entry: &Arc<LiveSandbox>) {
         let row = entry.row();
         let mut all = lock(&self.all);
         all.by_age
@@ -243,11 +246,11 @@ impl Ledger {
     }
 
     /// One that is being made: whoever wants to change it waits until the gate is let go.
-    pub(crate) async fn add_held(&self, row: SandboxRow) -> Held {
-        let entry = Entry::new(row, &self.clock, Arc::clone(&self.aliases));
-        let gate = Arc::clone(&entry.gate).lock_owned().await;
+    pub(crate) async fn insert_locked(&self, row: SandboxRow) -> LockedSandbox {
+        let entry = LiveSandbox::new(row, &self.clock, Arc::clone(&self.aliases));
+        let gate = Arc::clone(&entry.transition_lock).lock_owned().await;
         self.insert(&entry);
-        Held { entry, _gate: gate }
+        LockedSandbox { entry, _gate: gate }
     }
 
     pub(crate) fn remove(&self, id: &SandboxId) {
@@ -261,36 +264,36 @@ impl Ledger {
     }
 
     /// The sandboxes that were created last, at most so many.
-    pub(crate) fn newest(&self, most: usize) -> Vec<Arc<Entry>> {
+    pub(crate) fn newest(&self, most: usize) -> Vec<Arc<LiveSandbox>> {
         let all = lock(&self.all);
         all.by_age.values().rev().take(most).cloned().collect()
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Entry>> {
+    pub(crate) fn all(&self) -> Vec<Arc<LiveSandbox>> {
         lock(&self.all).by_id.values().cloned().collect()
     }
 
-    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Entry>> {
+    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<LiveSandbox>> {
         lock(&self.all).by_id.get(id).cloned()
     }
 
     /// An org's sandbox by id or alias. What belongs to another org is not there, whatever it is called.
-    pub(crate) fn find(&self, org: &OrgId, name: &str) -> Result<Arc<Entry>, Error> {
+    pub(crate) fn find(&self, org: &OrgId, name: &str) -> Result<Arc<LiveSandbox>, Error> {
         // An alias never has the form of an id.
         let id = name.parse().ok().or_else(|| self.aliases.get(org, name));
         let found = id.and_then(|id| self.get(&id));
-        let own = |entry: &Arc<Entry>| entry.with(|row| row.org == *org);
-        found.filter(own).ok_or_else(unknown)
+        let own = |entry: &Arc<LiveSandbox>| entry.read(|row| row.org == *org);
+        found.filter(own).ok_or_else(not_found)
     }
 
     /// Waits until nobody else changes it, and not for ever.
-    pub(crate) async fn hold_within(
+    pub(crate) async fn lock_within(
         &self,
-        entry: Arc<Entry>,
+        entry: Arc<LiveSandbox>,
         most: Duration,
-    ) -> Result<Held, Error> {
-        let state = entry.with(|row| row.state.name());
-        let held = tokio::time::timeout(most, self.hold(entry)).await;
+    ) -> Result<LockedSandbox, Error> {
+        let state = entry.read(|row| row.state.name());
+        let held = tokio::time::timeout(most, self.lock(entry)).await;
         held.unwrap_or_else(|_| {
             Err(Error::new(
                 Code::Timeout,
@@ -302,21 +305,21 @@ impl Ledger {
     }
 
     /// Waits until nobody else changes it. What was deleted meanwhile is not there.
-    pub(crate) async fn hold(&self, entry: Arc<Entry>) -> Result<Held, Error> {
-        let gate = Arc::clone(&entry.gate).lock_owned().await;
-        let id = entry.with(|row| row.id.clone());
+    pub(crate) async fn lock(&self, entry: Arc<LiveSandbox>) -> Result<LockedSandbox, Error> {
+        let gate = Arc::clone(&entry.transition_lock).lock_owned().await;
+        let id = entry.read(|row| row.id.clone());
         if self
             .get(&id)
             .is_none_or(|found| !Arc::ptr_eq(&found, &entry))
         {
-            return Err(unknown());
+            return Err(not_found());
         }
-        Ok(Held { entry, _gate: gate })
+        Ok(LockedSandbox { entry, _gate: gate })
     }
 }
 
 /// The same words whether it never was, is deleted or is somebody else's.
-pub(crate) fn unknown() -> Error {
+pub(crate) fn not_found() -> Error {
     Error::new(Code::SandboxNotFound, "there is no such sandbox")
         .remedy("GET /sandboxes lists yours")
 }
@@ -353,13 +356,13 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn new_ledger() -> Ledger {
-        Ledger::new(&Arc::new(crate::clock::tests::manual().1))
+    pub(crate) fn new_sandboxes() -> LiveSandboxes {
+        LiveSandboxes::new(&Arc::new(crate::clock::tests::manual().1))
     }
 
     /// An org with so many sandboxes, and those of ten others.
-    fn filled(sandboxes: i64) -> (Ledger, OrgId) {
-        let (ledger, orgs) = (new_ledger(), [(); 11].map(|()| OrgId::random()));
+    fn filled(sandboxes: i64) -> (LiveSandboxes, OrgId) {
+        let (ledger, orgs) = (new_sandboxes(), [(); 11].map(|()| OrgId::random()));
         for number in 0..sandboxes {
             for org in &orgs {
                 let mut row = row(org, &format!("web-{number}"));
@@ -400,8 +403,8 @@ pub(crate) mod tests {
 
     #[test]
     fn an_alias_leads_to_the_sandbox_that_has_it_now() {
-        let (ledger, org, other) = (new_ledger(), OrgId::random(), OrgId::random());
-        let id = |entry: &Entry| entry.with(|row| row.id.clone());
+        let (ledger, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
+        let id = |entry: &LiveSandbox| entry.read(|row| row.id.clone());
         let found = |org: &OrgId, name: &str| ledger.find(org, name).ok().map(|entry| id(&entry));
         let (first, foreign) = (ledger.add(row(&org, "web")), ledger.add(row(&other, "web")));
         assert_eq!(found(&org, "web"), Some(id(&first)));
@@ -421,7 +424,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_newest_are_the_last_created() {
-        let (ledger, org) = (new_ledger(), OrgId::random());
+        let (ledger, org) = (new_sandboxes(), OrgId::random());
         for number in [3, 1, 4, 2] {
             let mut row = row(&org, "web");
             row.created_at = number;
@@ -430,7 +433,7 @@ pub(crate) mod tests {
         let newest = ledger.newest(2);
         let created: Vec<i64> = newest
             .iter()
-            .map(|entry| entry.with(|row| row.created_at))
+            .map(|entry| entry.read(|row| row.created_at))
             .collect();
         assert_eq!(created, [4, 3]);
     }
@@ -438,16 +441,16 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn a_gate_is_waited_for_in_time_and_what_is_gone_then_is_not_there() {
         let clock = Arc::new(crate::clock::tests::manual().1);
-        let (ledger, org) = (Ledger::new(&clock), OrgId::random());
+        let (ledger, org) = (LiveSandboxes::new(&clock), OrgId::random());
         let entry = ledger.add(row(&org, "web"));
-        let id = entry.with(|row| row.id.clone());
-        let held = ledger.hold(Arc::clone(&entry)).await;
+        let id = entry.read(|row| row.id.clone());
+        let held = ledger.lock(Arc::clone(&entry)).await;
         let most = Duration::from_millis(10);
-        let late = ledger.hold_within(Arc::clone(&entry), most).await;
+        let late = ledger.lock_within(Arc::clone(&entry), most).await;
         assert_eq!(late.err().map(|error| error.code), Some(Code::Timeout));
         ledger.remove(&id);
         drop(held);
-        let gone = ledger.hold_within(entry, most).await;
+        let gone = ledger.lock_within(entry, most).await;
         let code = gone.err().map(|error| error.code);
         assert_eq!(code, Some(Code::SandboxNotFound));
     }

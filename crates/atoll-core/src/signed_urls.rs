@@ -6,13 +6,13 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
 use crate::keys::hex;
-use crate::ledger::unknown;
-use crate::{Context, Core, Use};
+use crate::live_sandboxes::not_found;
+use crate::{Core, RequestContext, SandboxAccess};
 
 /// The longest a link is good, in seconds.
 pub(crate) const LONGEST: u32 = 86_400;
 
-/// What signs links, and knows its own signatures.
+/// What signs links, and verify its own signatures.
 pub struct Signer {
     mac: Hmac<Sha256>,
 }
@@ -38,27 +38,27 @@ impl Signer {
         Ok(Self { mac })
     }
 
-    fn over(&self, link: &Link) -> Hmac<Sha256> {
-        let user = match &link.who.user {
+    fn url_mac(&self, url: &SignedUrl) -> Hmac<Sha256> {
+        let user = match &url.run_as.user {
             Some(user) => format!("={user}"),
             None => String::new(),
         };
         let fields = [
             "atoll link 1",
-            link.act.name(),
-            link.sandbox.as_str(),
-            &link.path,
+            url.action.name(),
+            url.sandbox.as_str(),
+            &url.path,
             &user,
-            match link.who.authority {
+            match url.run_as.authority {
                 Authority::User => "user",
                 Authority::Root => "root",
             },
-            &link.expires.to_string(),
+            &url.expires.to_string(),
         ];
-        self.over_all(&fields)
+        self.mac_of(&fields)
     }
 
-    fn over_all(&self, fields: &[&str]) -> Hmac<Sha256> {
+    fn mac_of(&self, fields: &[&str]) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
         for field in fields {
             // With its length, so that no two links are the same bytes.
@@ -68,26 +68,26 @@ impl Signer {
         mac
     }
 
-    fn over_token(&self, of: &str, what: &str) -> Hmac<Sha256> {
-        self.over_all(&["atoll token 1", of, what])
+    fn token_mac(&self, of: &str, what: &str) -> Hmac<Sha256> {
+        self.mac_of(&["atoll token 1", of, what])
     }
 
     /// A secret that belongs to something for good.
     pub(crate) fn token(&self, of: &str, what: &str) -> String {
-        hex(&self.over_token(of, what).finalize().into_bytes())
+        hex(&self.token_mac(of, what).finalize().into_bytes())
     }
 
-    pub(crate) fn knows_token(&self, of: &str, what: &str, token: &str) -> bool {
-        unhex(token).is_some_and(|bytes| self.over_token(of, what).verify_slice(&bytes).is_ok())
+    pub(crate) fn verify_token(&self, of: &str, what: &str, token: &str) -> bool {
+        unhex(token).is_some_and(|bytes| self.token_mac(of, what).verify_slice(&bytes).is_ok())
     }
 
-    fn sign(&self, link: &Link) -> String {
-        hex(&self.over(link).finalize().into_bytes())
+    fn sign(&self, url: &SignedUrl) -> String {
+        hex(&self.url_mac(url).finalize().into_bytes())
     }
 
     /// In a time that says nothing about how much of it is right.
-    pub(crate) fn knows(&self, link: &Link, signature: &str) -> bool {
-        unhex(signature).is_some_and(|bytes| self.over(link).verify_slice(&bytes).is_ok())
+    pub(crate) fn verify(&self, url: &SignedUrl, signature: &str) -> bool {
+        unhex(signature).is_some_and(|bytes| self.url_mac(url).verify_slice(&bytes).is_ok())
     }
 }
 
@@ -98,14 +98,14 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
 
 /// What a link is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum UrlAction {
     /// Reading the file.
     Download,
     /// Writing it.
     Upload,
 }
 
-impl Act {
+impl UrlAction {
     /// Its name in links.
     pub fn name(self) -> &'static str {
         match self {
@@ -117,62 +117,70 @@ impl Act {
 
 /// What a link says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub struct SignedUrl {
     /// What it is good for.
-    pub act: Act,
+    pub action: UrlAction,
     /// The sandbox.
     pub sandbox: SandboxId,
     /// The file.
     pub path: String,
     /// As whom.
-    pub who: RunAs,
+    pub run_as: RunAs,
     /// Until when: seconds since 1970.
     pub expires: i64,
 }
 
 impl Core {
     /// Makes a link that is good for so many seconds; its signature.
-    pub fn sign_link(
+    pub fn sign_url(
         &self,
-        context: &Context,
+        context: &RequestContext,
         name: &str,
-        (act, path, who): (Act, String, RunAs),
+        (action, path, run_as): (UrlAction, String, RunAs),
         seconds: u32,
-    ) -> Result<(Link, String), Error> {
-        context.require(match act {
-            Act::Download => Scope::Read,
-            Act::Upload => Scope::Sandboxes,
+    ) -> Result<(SignedUrl, String), Error> {
+        context.require(match action {
+            UrlAction::Download => Scope::Read,
+            UrlAction::Upload => Scope::Sandboxes,
         })?;
         if !(1..=LONGEST).contains(&seconds) {
             let message = format!("expiresIn is {seconds}");
             let remedy = format!("give 1 to {LONGEST} seconds");
             return Err(Error::invalid("expiresIn", message, remedy));
         }
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let link = Link {
-            act,
-            sandbox: entry.with(|row| row.id.clone()),
+        let entry = self.inner.sandboxes.find(&context.org.id, name)?;
+        let url = SignedUrl {
+            action,
+            sandbox: entry.read(|row| row.id.clone()),
             path,
-            who,
+            run_as,
             expires: self.inner.clock.system() / 1_000_000 + i64::from(seconds),
         };
-        let signature = self.inner.signer.sign(&link);
-        Ok((link, signature))
+        let signature = self.inner.signer.sign(&url);
+        Ok((url, signature))
     }
 
     /// Lets whoever has a link use its sandbox for what it is good for.
-    pub async fn follow_link(&self, link: &Link, signature: &str) -> Result<Use, Error> {
+    pub async fn open_signed_url(
+        &self,
+        url: &SignedUrl,
+        signature: &str,
+    ) -> Result<SandboxAccess, Error> {
         let refused = |message| {
             let remedy = "ask whoever gave it to you for another";
             Err(Error::new(Code::PermissionDenied, message).remedy(remedy))
         };
-        if !self.inner.signer.knows(link, signature) {
+        if !self.inner.signer.verify(url, signature) {
             return refused("this link is not as it was given away");
         }
-        if link.expires <= self.inner.clock.system() / 1_000_000 {
+        if url.expires <= self.inner.clock.system() / 1_000_000 {
             return refused("the time of this link is over");
         }
-        let entry = self.inner.ledger.get(&link.sandbox).ok_or_else(unknown)?;
-        self.enter_entry(entry).await
+        let entry = self
+            .inner
+            .sandboxes
+            .get(&url.sandbox)
+            .ok_or_else(not_found)?;
+        self.open_live(entry).await
     }
 }
