@@ -178,9 +178,12 @@ impl Code {
             Category::NotFound => 4,
             Category::Conflict => 5,
             Category::Quota | Category::RateLimit => 6,
-            // Capacity may become free.
-            Category::ProviderUnavailable if self == Self::NoCapacity => 6,
-            Category::ProviderUnavailable | Category::ProviderTimeout => 7,
+            Category::ProviderUnavailable => match self {
+                // A server answered: it lacks room or a feature.
+                Self::NoCapacity | Self::UnsupportedByHost => 6,
+                _ => 7,
+            },
+            Category::ProviderTimeout => 7,
             Category::Internal => 70,
         }
     }
