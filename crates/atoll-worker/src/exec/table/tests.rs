@@ -74,7 +74,7 @@ impl Fixture {
     /// Number of records.
     fn written(&self) -> usize {
         ExecRecord::read_all(&self.record_log)
-            .expect("a record_log")
+            .expect("a record log")
             .len()
     }
 
