@@ -227,7 +227,7 @@ async fn run(
     // applies.
     let work = async move {
         let exec = access.runtime().exec(access.id(), spec).await?;
-        let (id, pid) = (exec.control.id().clone(), exec.control.info().pid);
+        let (id, pid) = (exec.handle.id().clone(), exec.handle.info().pid);
         let finished = match input {
             Some(input) => Some(exec.finish(input.as_bytes(), MAX_INLINE_BYTES).await?),
             None => None,

@@ -115,7 +115,7 @@ async fn start_terminal(
     let mut spec = request.spec()?;
     spec.idempotency = again;
     let exec = access.runtime().exec(access.id(), spec).await?;
-    Ok(exec.control)
+    Ok(exec.handle)
 }
 
 /// A terminal.

@@ -26,7 +26,7 @@ pub struct StartedExec {
     /// Reader of standard error; empty with a terminal.
     pub stderr: StreamReader,
     /// Handle to wait for it, write to it and kill it.
-    pub control: ExecHandle,
+    pub handle: ExecHandle,
 }
 
 /// A command by reference: to wait for it, write to it, read its output and kill it.
@@ -83,7 +83,7 @@ impl ExecHandle {
             pid: self.state.pid,
             stdout: output(Stream::Stdout),
             stderr: output(Stream::Stderr),
-            control: self,
+            handle: self,
         }
     }
 
@@ -201,32 +201,32 @@ impl ExecHandle {
 impl StartedExec {
     /// Waits until it has ended.
     pub async fn wait(&self) -> ExecStatus {
-        self.control.wait().await
+        self.handle.wait().await
     }
 
     /// Sends a signal to its process group.
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
-        self.control.signal(signal).await
+        self.handle.signal(signal).await
     }
 
     /// Kills the command and all its descendants.
     pub fn kill(&self) -> Result<(), Error> {
-        self.control.kill()
+        self.handle.kill()
     }
 
     /// Writes all input, closes it, collects each output stream up to `limit` bytes and waits for
     /// the end.
     pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<ExecResult, Error> {
         let write = async {
-            if self.control.state.input.is_some() {
+            if self.handle.state.input.is_some() {
                 // A command may exit without reading its input. If this is a repeated request, a
                 // part may have been accepted already.
-                let taken = self.control.stdin_offset().unwrap_or_default();
+                let taken = self.handle.stdin_offset().unwrap_or_default();
                 let rest = usize::try_from(taken)
                     .ok()
                     .and_then(|taken| input.get(taken..));
-                let _ = self.control.write_stdin(rest.unwrap_or_default()).await;
-                let _ = self.control.close_stdin();
+                let _ = self.handle.write_stdin(rest.unwrap_or_default()).await;
+                let _ = self.handle.close_stdin();
             }
         };
         let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -236,7 +236,7 @@ impl StartedExec {
             self.stderr.collect(&mut err, limit)
         );
         let truncated = first? | second?;
-        let status = self.control.wait().await;
+        let status = self.handle.wait().await;
         Ok(ExecResult {
             status,
             stdout: out,

@@ -205,7 +205,7 @@ impl Run {
         signals.unless(uploading).await?;
         let exec = runtime.exec(&id, exec).await?;
         let status = if self.tty {
-            on_terminal(&exec.control, &mut signals).await?
+            on_terminal(&exec.handle, &mut signals).await?
         } else {
             stream(exec, &mut signals).await?
         };

@@ -472,10 +472,10 @@ async fn input_is_taken_once_whoever_writes_it() {
     let id = runtime.create(spec()).await.unwrap().id;
     let cat = probe_spec(&["cat"]).piped_stdin().tag("cat");
     let exec = runtime.exec(&id, cat).await.unwrap();
-    assert_eq!(exec.control.write_stdin_at(0, b"hello ").unwrap(), 6);
+    assert_eq!(exec.handle.write_stdin_at(0, b"hello ").unwrap(), 6);
     // Sent again, as after an answer that was lost.
-    assert_eq!(exec.control.write_stdin_at(0, b"hello wo").unwrap(), 8);
-    assert!(exec.control.write_stdin_at(9, b"x").is_err());
+    assert_eq!(exec.handle.write_stdin_at(0, b"hello wo").unwrap(), 8);
+    assert!(exec.handle.write_stdin_at(9, b"x").is_err());
     drop(exec);
     runtime.close().await.unwrap();
     let runtime = place.open().await;

@@ -205,7 +205,7 @@ fn without_a_network_there_is_a_loopback_whose_servers_can_be_reached() {
                 let mut text = [0; 5];
                 stream.read_exact(&mut text).await.unwrap();
                 assert_eq!(&text, b"hello");
-                serving.control.kill().unwrap();
+                serving.handle.kill().unwrap();
                 let event = tokio::time::timeout(DEADLINE, watch.next()).await.unwrap();
                 assert_eq!(event.unwrap(), Some(PortEvent::Closed(address)));
             }

@@ -36,7 +36,7 @@ impl Open {
         };
         let start = async |spec: ExecSpec| {
             let exec = runtime.exec(id, spec.user(user)).await;
-            exec.unwrap().control
+            exec.unwrap().handle
         };
         let caller = caller(user);
         let watch = runtime.watch(id, &caller, b"/tmp", WatchOptions::recursive());
@@ -78,19 +78,19 @@ fn calls(runtime: &LocalRuntime, id: &SandboxId, user: &str, open: Open) -> Vec<
     call!("exec", |runtime, id, caller| {
         let spec = probe_spec(&["echo", "on"]).user(caller.user.unwrap());
         let done = runtime.exec(&id, spec).await?;
-        done.control.kill()?;
+        done.handle.kill()?;
     });
     call!("exec with input", |runtime, id, caller| {
         let spec = probe_spec(&["cat"])
             .user(caller.user.unwrap())
             .piped_stdin();
-        runtime.exec(&id, spec).await?.control.kill()?;
+        runtime.exec(&id, spec).await?.handle.kill()?;
     });
     call!("terminal", |runtime, id, caller| {
         let (rows, columns) = (24, 80);
         let spec = probe_spec(&["cat"]).terminal(TerminalSize { rows, columns });
         let spec = spec.user(caller.user.unwrap());
-        runtime.exec(&id, spec).await?.control.kill()?;
+        runtime.exec(&id, spec).await?.handle.kill()?;
     });
     let (path, data) = (one.clone(), vec![7; 3 << 20]);
     call!("write", |runtime, id, caller| {

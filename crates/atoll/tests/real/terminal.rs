@@ -18,7 +18,7 @@ async fn start(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> ExecHandle
         .exec(id, spec.deadline(DEADLINE))
         .await
         .unwrap()
-        .control
+        .handle
 }
 
 /// Everything that comes until some text has.
@@ -127,7 +127,7 @@ impl Watched {
         let spec = probe_spec(&["full-screen"]).terminal(size(30, 100));
         // Each stop has a minute, all of them have no limit: an emulated machine is slow.
         let spec = spec.tag("terminal");
-        runtime.exec(id, spec).await.unwrap().control
+        runtime.exec(id, spec).await.unwrap().handle
     }
 
     pub fn new(control: ExecHandle) -> Self {

@@ -226,7 +226,7 @@ async fn start_process(
     let access = sandbox.open().await?;
     let started = access.runtime().exec(access.id(), spec.clone()).await;
     let exec = started.map_err(|error| to_e2b_error(error, &spec))?;
-    Ok((access, exec.control))
+    Ok((access, exec.handle))
 }
 
 /// Joins a process: what it says from now on.

@@ -165,7 +165,7 @@ impl Run {
             }
             None => return Err(unknown(&place.name)),
         };
-        let control = exec.control.clone();
+        let control = exec.handle.clone();
         let client = Client {
             name: &place.name,
             directory: &place.directory,

@@ -40,14 +40,14 @@ fn pass_input(control: &ExecHandle) {
 
 /// Gives the command our own input and output, until it has ended and all was written.
 pub(super) async fn stream(exec: StartedExec, signals: &mut Signals) -> Result<ExecStatus, Error> {
-    pass_input(&exec.control);
+    pass_input(&exec.handle);
     let outputs = async {
         tokio::join!(
-            pass_output(exec.stdout, tokio::io::stdout(), &exec.control),
-            pass_output(exec.stderr, tokio::io::stderr(), &exec.control)
+            pass_output(exec.stdout, tokio::io::stdout(), &exec.handle),
+            pass_output(exec.stderr, tokio::io::stderr(), &exec.handle)
         )
     };
-    let control = exec.control.clone();
+    let control = exec.handle.clone();
     tokio::select! {
         copied = outputs => {
             copied.0?;
@@ -56,7 +56,7 @@ pub(super) async fn stream(exec: StartedExec, signals: &mut Signals) -> Result<E
         error = forward(signals, &control) => return Err(error),
     }
     tokio::select! {
-        status = exec.control.wait() => Ok(status),
+        status = exec.handle.wait() => Ok(status),
         error = forward(signals, &control) => Err(error),
     }
 }

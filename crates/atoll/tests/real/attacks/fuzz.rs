@@ -214,7 +214,7 @@ async fn check_random_calls(user: &str) {
         "the neighbour waits {busy:?}, and {quiet:?} without the fuzzer"
     );
     assert_eq!(
-        sleeper.control.info().status,
+        sleeper.handle.info().status,
         None,
         "the neighbour's command ended"
     );

@@ -24,7 +24,7 @@ const MEMORY: u64 = 48 * MIB;
 async fn flood(world: &World, id: &SandboxId, bytes: u64) -> ExecHandle {
     let spec = probe_spec(&["spew", &bytes.to_string()]).deadline(DEADLINE * 2);
     let exec = world.runtime.exec(id, spec).await.unwrap();
-    exec.control
+    exec.handle
 }
 
 /// What the file of a command's output takes on the disk.

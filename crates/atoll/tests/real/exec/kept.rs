@@ -34,7 +34,7 @@ async fn the_oldest_commands_give_way_where_a_sandbox_keeps_too_much() {
         let write = atoll_model::ExecSpec::shell("head -c 1000000 /dev/zero").deadline(DEADLINE);
         let exec = world.runtime.exec(&id, write).await.unwrap();
         assert!(exec.wait().await.success());
-        all.push(exec.control);
+        all.push(exec.handle);
     }
     let mut sums = Vec::new();
     for exec in &all {
@@ -48,7 +48,7 @@ async fn the_oldest_commands_give_way_where_a_sandbox_keeps_too_much() {
     let long = atoll_model::ExecSpec::shell("head -c 9000000 /dev/zero").deadline(DEADLINE);
     let exec = world.runtime.exec(&id, long).await.unwrap();
     exec.wait().await;
-    let (first, bytes) = kept(&exec.control).await;
+    let (first, bytes) = kept(&exec.handle).await;
     assert_eq!(first + bytes, 9_000_000);
     assert!((MIB..3 * MIB).contains(&bytes), "{bytes}");
     let done = world.exec(&id, probe_spec(&["true"])).await;

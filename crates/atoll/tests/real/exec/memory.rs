@@ -21,7 +21,7 @@ async fn only_the_command_that_took_too_much_is_told_to_have_run_out_of_memory()
     killed.kill().unwrap();
     signalled.signal(9).await.unwrap();
     // Somebody inside ends the third.
-    let line = format!("kill -9 {}", inside.control.info().pid);
+    let line = format!("kill -9 {}", inside.handle.info().pid);
     let kill = ExecSpec::shell(line).user("root").deadline(DEADLINE);
     assert!(world.exec(&id, kill).await.status.success());
     for exec in [killed, signalled, inside] {

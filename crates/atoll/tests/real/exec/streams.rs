@@ -49,7 +49,7 @@ async fn input_and_output_are_a_conversation() {
         let spec = probe_spec(&["cat"]).piped_stdin();
         let mut exec = world.runtime.exec(id, spec).await.unwrap();
         for word in ["one", "two", "three"] {
-            exec.control.write_stdin(word.as_bytes()).await.unwrap();
+            exec.handle.write_stdin(word.as_bytes()).await.unwrap();
             let mut heard = Vec::new();
             while heard.len() < word.len() {
                 let mut buffer = [0; 64];
@@ -59,7 +59,7 @@ async fn input_and_output_are_a_conversation() {
             }
             assert_eq!(heard, word.as_bytes());
         }
-        exec.control.close_stdin().unwrap();
+        exec.handle.close_stdin().unwrap();
         assert_eq!(exec.stdout.read(&mut [0; 64]).await.unwrap(), 0);
         assert!(exec.wait().await.success());
     })

@@ -177,7 +177,7 @@ async fn exec(runtime: &LocalRuntime, book: &Book, id: &SandboxId) {
     if runtime.find_exec_by_tag(id, "long").is_err() {
         let long = ExecSpec::argv(["sleep", "600"]).tag("long");
         let exec = runtime.exec(id, long).await.unwrap();
-        let name = exec.control.id();
+        let name = exec.handle.id();
         book.tell(&format!("runs {id} {name} {}", exec.pid));
         return;
     }

@@ -95,7 +95,7 @@ async fn two_hundred_kills_lose_no_byte() {
     let id = runtime.create(spec()).await.unwrap().id;
     let writer = probe_spec(&["count"]).piped_stdin().tag("writer");
     let exec = runtime.exec(&id, writer).await.unwrap();
-    let exec = exec.control.id().clone();
+    let exec = exec.handle.id().clone();
     runtime.close().await.unwrap();
     let file = place.file("heard");
     let words = [("ID", id.as_str()), ("FILE", &*file.to_string_lossy())];

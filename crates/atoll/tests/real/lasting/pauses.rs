@@ -155,7 +155,7 @@ async fn a_thousand_pauses_change_no_byte() {
     made.await.unwrap();
     let writer = probe_spec(&["scribble", DIRECTORY, &SEED.to_string()]).tag("writer");
     let writer = runtime.exec(&id, writer).await.unwrap();
-    let writer = writer.control.id().clone();
+    let writer = writer.handle.id().clone();
     // The control: it does write when it is not paused.
     Files::of(&runtime, &id).move_on();
     runtime.close().await.unwrap();

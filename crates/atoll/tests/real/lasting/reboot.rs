@@ -127,9 +127,9 @@ pub(super) async fn serve(data: &Path) {
         ids.push(id);
     }
     let run = async |words: &[&str]| runtime.exec(&ids[0], probe_spec(words)).await.unwrap();
-    let said = run(&["echo", "before"]).await.control;
+    let said = run(&["echo", "before"]).await.handle;
     assert!(said.wait().await.success());
-    let long = run(&["sleep", "600"]).await.control;
+    let long = run(&["sleep", "600"]).await.handle;
     runtime.pause(&ids[1]).await.unwrap();
     runtime.stop(&ids[2]).await.unwrap();
     let file = word("FILE");

@@ -221,8 +221,8 @@ async fn a_program_that_runs_keeps_its_processors() {
         .set_limits(&id, Limits::default())
         .await
         .unwrap();
-    old.control.write_stdin_at(0, b"\n").unwrap();
-    old.control.close_stdin().unwrap();
+    old.handle.write_stdin_at(0, b"\n").unwrap();
+    old.handle.close_stdin().unwrap();
     assert_eq!(said(&old.finish(b"", 100).await.unwrap()), "1\n");
     let new = world.exec(&id, ExecSpec::shell("nproc")).await;
     assert_eq!(said(&new), "2\n");
@@ -264,7 +264,7 @@ async fn a_size_that_cannot_be_leaves_the_old_one() {
     assert!(error.message.contains("uses"), "{error:?}");
     check(&world.runtime, &id, old).await;
     assert_eq!(
-        holding.control.info().status,
+        holding.handle.info().status,
         None,
         "it was not killed for it"
     );

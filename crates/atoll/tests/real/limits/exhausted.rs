@@ -23,7 +23,7 @@ async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
     assert_eq!(eater.stdout.read(&mut text).await.unwrap(), 6);
     let pid = world.runtime.host_pid(&id).unwrap();
     std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").unwrap();
-    eater.control.write_stdin(b"go\n").await.unwrap();
+    eater.handle.write_stdin(b"go\n").await.unwrap();
     wait_for("its end to be told", DEADLINE, || {
         world.runtime.get(&id).unwrap().state == SandboxState::Stopped
     });

@@ -16,7 +16,7 @@ pub(super) async fn stream(runtime: &LocalRuntime) -> Result<Row, Error> {
     let before = resident();
     let begin = Instant::now();
     let line = "head -c 1000000000 /dev/zero";
-    let control = runtime.exec(&id, ExecSpec::shell(line)).await?.control;
+    let control = runtime.exec(&id, ExecSpec::shell(line)).await?.handle;
     let mut reader = control.output(0);
     let mut heard = 0;
     while let Some(chunk) = reader.next().await? {
@@ -42,7 +42,7 @@ pub(super) async fn echo(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("terminal echo");
     let id = create(runtime).await?;
     let spec = ExecSpec::argv(["/bin/cat"]).terminal(TerminalSize::default());
-    let control = runtime.exec(&id, spec).await?.control;
+    let control = runtime.exec(&id, spec).await?.handle;
     let mut output = control.output(0);
     let mut samples = Samples::default();
     for _ in 0..500 {

@@ -58,7 +58,7 @@ impl Client<'_> {
         exec: StartedExec,
         signals: &mut Signals,
     ) -> Result<Result<ExecStatus, u8>, Error> {
-        let control = exec.control.clone();
+        let control = exec.handle.clone();
         let ended = control.info().status.is_some();
         let passed = match control.info().spec.terminal {
             // What it showed can be read without one, once it is over.
@@ -83,7 +83,7 @@ impl Client<'_> {
         let StartedExec {
             mut stdout,
             mut stderr,
-            control,
+            handle: control,
             ..
         } = exec;
         let missing = control.output_range().0;

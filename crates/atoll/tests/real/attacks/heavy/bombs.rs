@@ -112,7 +112,7 @@ async fn a_deadline_ends_a_wild_bomb_and_neighbours_do_not_notice() {
             let exec = world.runtime.exec(&id, spec).await.expect("it starts");
             wait_for("the bomb to fill the sandbox or to end", DEADLINE, || {
                 full = processes(&world, &id).len() >= PIDS as usize - 8;
-                full || exec.control.info().status.is_some()
+                full || exec.handle.info().status.is_some()
             });
             said(&world.probe(&neighbour, "user", &["true"]).await);
             let finished = exec.finish(b"", 1 << 20).await.expect("it can be read");
@@ -153,7 +153,7 @@ async fn met(world: &World, id: &SandboxId, user: &str, deadline: Duration) -> b
     let spec = ExecSpec::shell(line).user(user).deadline(deadline);
     let exec = world.runtime.exec(id, spec).await.expect("it starts");
     let mut most = 0;
-    while exec.control.info().status.is_none() {
+    while exec.handle.info().status.is_none() {
         most = most.max(processes(world, id).len());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

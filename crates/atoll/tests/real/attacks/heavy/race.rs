@@ -35,7 +35,7 @@ impl Swapper {
     async fn start(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> Self {
         let exec = probe_spec(words).user(user).piped_stdin();
         let mut exec = world.runtime.exec(id, exec).await.expect("it starts");
-        let control = world.runtime.find_exec(id, exec.control.id());
+        let control = world.runtime.find_exec(id, exec.handle.id());
         let swaps = Arc::<AtomicU64>::default();
         let told = Arc::clone(&swaps);
         tokio::spawn(async move {
