@@ -67,6 +67,8 @@ pub(crate) struct Sandbox {
     /// In mebibytes.
     #[serde(rename = "diskMB")]
     disk: u64,
+    /// The kernel enforces `diskMB`. `false`: `diskMB` is advisory, because the server's storage has no quotas.
+    disk_enforced: bool,
     /// Processes and threads.
     pids: u32,
     network: Network,
@@ -121,8 +123,8 @@ impl From<Timings> for CreateTimings {
     }
 }
 
-impl From<SandboxView> for Sandbox {
-    fn from(view: SandboxView) -> Self {
+impl Sandbox {
+    pub(crate) fn new(view: SandboxView, disk_enforced: bool) -> Self {
         let row = view.row;
         let stopped = row.state == SandboxState::Stopped;
         let has_processes = matches!(row.state, SandboxState::Running | SandboxState::Paused);
@@ -142,6 +144,7 @@ impl From<SandboxView> for Sandbox {
             cpu_count: f64::from(row.limits.cpus.0) / 1000.0,
             memory: row.limits.memory.0 >> 20,
             disk: row.limits.disk.0 >> 20,
+            disk_enforced,
             pids: row.limits.pids,
             network: row.network,
             durable: row.durable,

@@ -25,9 +25,11 @@ mod websocket;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use atoll_core::Core;
+use atoll_core::{Core, SandboxView};
 use axum::Router;
 pub use metrics::{HttpMetrics, exporter};
+
+use api_types::Sandbox;
 
 pub use serve::{ConnectionLimits, Listener, serve};
 pub use tls::Tls;
@@ -71,6 +73,13 @@ pub(crate) struct AppState {
     pub(crate) core: Core,
     pub(crate) metrics: HttpMetrics,
     pub(crate) config: Arc<Config>,
+}
+
+impl AppState {
+    /// A sandbox as the API shows it.
+    pub(crate) fn sandbox(&self, view: SandboxView) -> Sandbox {
+        Sandbox::new(view, self.core.runtime().enforces_disk_limits())
+    }
 }
 
 /// The router with all routes and middleware.

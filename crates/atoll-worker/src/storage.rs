@@ -82,6 +82,9 @@ pub(crate) trait StorageBackend: fmt::Debug + Send + Sync {
     /// Removes the storage of sandboxes that `known` does not return true for.
     fn sweep(&self, known: &dyn Fn(&SandboxId) -> bool) -> Result<(), Error>;
 
+    /// Whether the kernel enforces the limits.
+    fn enforces_limits(&self) -> bool;
+
     /// Whether the files of a sandbox can be moved with its directory.
     fn can_export(&self) -> bool;
 

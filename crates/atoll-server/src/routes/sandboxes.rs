@@ -56,7 +56,7 @@ async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.core.sandbox(&caller, &id)?.into()))
+    Ok(Json(app.sandbox(app.core.sandbox(&caller, &id)?)))
 }
 
 /// Delete a sandbox
@@ -91,7 +91,8 @@ async fn timeout(
     JsonBody(request): JsonBody<Timeout>,
 ) -> ApiResult<Json<Sandbox>> {
     let time = parse_seconds("timeout", request.timeout)?;
-    Ok(Json(app.core.set_timeout(&caller, &id, time).await?.into()))
+    let changed = app.core.set_timeout(&caller, &id, time).await?;
+    Ok(Json(app.sandbox(changed)))
 }
 
 /// Keep alive
@@ -104,7 +105,7 @@ async fn keep_alive(
     Path(id): Path<String>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.core.keep_alive(&caller, &id)?.into()))
+    Ok(Json(app.sandbox(app.core.keep_alive(&caller, &id)?)))
 }
 
 /// Stop
@@ -117,7 +118,7 @@ async fn stop(
     Path(id): Path<String>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.core.stop(&caller, &id).await?.into()))
+    Ok(Json(app.sandbox(app.core.stop(&caller, &id).await?)))
 }
 
 /// Start
@@ -130,7 +131,7 @@ async fn start(
     Path(id): Path<String>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.core.start(&caller, &id).await?.into()))
+    Ok(Json(app.sandbox(app.core.start(&caller, &id).await?)))
 }
 
 /// Restart
@@ -143,7 +144,7 @@ async fn restart(
     Path(id): Path<String>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.core.restart(&caller, &id).await?.into()))
+    Ok(Json(app.sandbox(app.core.restart(&caller, &id).await?)))
 }
 
 /// Pause
@@ -156,7 +157,7 @@ async fn pause(
     Path(id): Path<String>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.core.pause(&caller, &id).await?.into()))
+    Ok(Json(app.sandbox(app.core.pause(&caller, &id).await?)))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -182,5 +183,5 @@ async fn resume(
         .map(|time| parse_seconds("timeout", time))
         .transpose()?;
     let resumed = app.core.resume(&caller, &id, time).await?;
-    Ok(Json(resumed.into()))
+    Ok(Json(app.sandbox(resumed)))
 }

@@ -37,10 +37,10 @@ struct Session {
     terminal_count: i64,
 }
 
-impl From<SessionView> for Session {
-    fn from(view: SessionView) -> Self {
+impl Session {
+    fn new(app: &AppState, view: SessionView) -> Self {
         Self {
-            sandbox: SandboxView::from(view.row).into(),
+            sandbox: app.sandbox(SandboxView::from(view.row)),
             command_count: view.commands,
             terminal_count: view.terminals,
         }
@@ -76,9 +76,9 @@ async fn list(
 ) -> ApiResult<PageResponse<Sandbox>> {
     let page = pagination::parse_page(query.limit, query.cursor.as_ref())?;
     let state = read_states(query.state.as_deref(), query.status.as_deref())?;
-    Ok(pagination::page_response(
-        app.core.list_sessions(&caller, state, &page).await?,
-    ))
+    let sessions = app.core.list_sessions(&caller, state, &page).await?;
+    let sessions = sessions.map(|view| app.sandbox(view));
+    Ok(pagination::page_response(sessions))
 }
 
 /// Get a session
@@ -88,7 +88,8 @@ async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> ApiResult<Json<Session>> {
-    Ok(Json(app.core.session(&caller, &id).await?.into()))
+    let session = app.core.session(&caller, &id).await?;
+    Ok(Json(Session::new(&app, session)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -53,6 +53,11 @@ impl LocalRuntime {
         })
     }
 
+    /// Whether the kernel enforces the disk limits of sandboxes.
+    pub fn enforces_disk_limits(&self) -> bool {
+        self.shared.instance.disk.enforces_limits()
+    }
+
     /// Disk usage of a sandbox's files, in any state.
     pub async fn disk_usage(&self, id: &SandboxId) -> Result<DiskUsage, Error> {
         let limit = self.get(id)?.limits.disk;

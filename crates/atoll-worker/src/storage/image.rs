@@ -330,6 +330,10 @@ impl StorageBackend for Image {
         Ok(())
     }
 
+    fn enforces_limits(&self) -> bool {
+        true
+    }
+
     fn can_export(&self) -> bool {
         false
     }

@@ -70,6 +70,10 @@ impl StorageBackend for Plain {
         Ok(())
     }
 
+    fn enforces_limits(&self) -> bool {
+        false
+    }
+
     fn can_export(&self) -> bool {
         true
     }

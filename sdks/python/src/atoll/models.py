@@ -37,6 +37,7 @@ class SandboxInfo:
         reason: Why it ended by itself: `timeout`, `idle`, `exited`, `oom`, `host_restart` or `keeper_lost`.
         end_at: When its time is up; `None` is without end, or not while it does not run.
         timeout: In seconds; 0 is without end.
+        disk_enforced: The kernel enforces `disk_mb`; otherwise `disk_mb` is advisory.
         durable: `fsync` inside waits for the disk.
         delete_at: When its files are deleted, if it stays stopped.
     """
@@ -48,6 +49,7 @@ class SandboxInfo:
     cpu_count: float
     memory_mb: int = called("memoryMB")
     disk_mb: int = called("diskMB")
+    disk_enforced: bool = False
     pids: int
     network: Network
     timeout: int

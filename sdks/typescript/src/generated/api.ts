@@ -472,6 +472,8 @@ export type Sandbox = {
     /** When a stopped sandbox is deleted. */
     deleteAt?: Time | null;
     deletedAt?: Time | null;
+    /** The kernel enforces `diskMB`. `false`: `diskMB` is advisory, because the server's storage has no quotas. */
+    diskEnforced: boolean;
     /** In mebibytes. */
     diskMB: number;
     /** `fsync` in the sandbox waits for the disk. */

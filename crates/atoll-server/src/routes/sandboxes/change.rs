@@ -64,7 +64,7 @@ pub(super) async fn change(
         .core
         .change(&caller, &id, |row| request.to_change(row))
         .await;
-    Ok(Json(changed.map_err(rename_error_fields)?.into()))
+    Ok(Json(app.sandbox(changed.map_err(rename_error_fields)?)))
 }
 
 impl UpdateSandbox {
@@ -164,5 +164,5 @@ pub(super) async fn network(
     let mut rules = parse_policy(&request.allow, &request.deny)?;
     rules.default = request.default.unwrap_or(rules.default);
     let changed = app.core.set_network(&caller, &id, request.network, rules);
-    Ok(Json(changed.await?.into()))
+    Ok(Json(app.sandbox(changed.await?)))
 }

@@ -202,7 +202,7 @@ pub(super) async fn create(
         .create(&caller, request)
         .await
         .map_err(rename_error_fields)?;
-    Ok(created(sandbox))
+    Ok(created(app.sandbox(sandbox)))
 }
 
 /// Renames the field of an error to its name in the API.

@@ -171,7 +171,8 @@ pub(super) async fn list(
     let found = app
         .core
         .list_sandboxes(&caller, &filters.filter()?, &page)?;
-    let (mut headers, items): (HeaderMap, Json<_>) = pagination::page_response(found.page);
+    let page = found.page.map(|view| app.sandbox(view));
+    let (mut headers, items): (HeaderMap, Json<_>) = pagination::page_response(page);
     headers.insert("x-total-count", HeaderValue::from(found.total));
     Ok((headers, items))
 }
