@@ -132,6 +132,13 @@ pub fn recorded_kind(data: &Path) -> Option<Storage> {
     text.parse().ok()
 }
 
+/// Whether a data directory has files of sandboxes. Then its backend cannot change.
+pub fn has_sandboxes(data: &Path) -> bool {
+    ["sandboxes", "orphaned"].iter().any(|part| {
+        fs::read_dir(data.join(part)).is_ok_and(|mut entries| entries.next().is_some())
+    })
+}
+
 /// Fails if a data directory with sandboxes has another backend, and records the backend otherwise.
 pub(crate) fn check_same_kind(data: &Path, wanted: Storage) -> Result<(), Error> {
     let path = data.join("storage.kind");
@@ -145,10 +152,7 @@ pub(crate) fn check_same_kind(data: &Path, wanted: Storage) -> Result<(), Error>
     }
     // Before backends were recorded it was the default.
     let current = current.unwrap_or_default();
-    let has_sandboxes = ["sandboxes", "orphaned"].iter().any(|part| {
-        fs::read_dir(data.join(part)).is_ok_and(|mut entries| entries.next().is_some())
-    });
-    if current != wanted && has_sandboxes {
+    if current != wanted && has_sandboxes(data) {
         let message = format!("{} has storage {current}, not {wanted}", data.display());
         return Err(Error::new(Code::Conflict, message)
             .remedy(format!(

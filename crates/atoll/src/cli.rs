@@ -65,7 +65,7 @@ use crate::config::Config;
   atoll run --help
 
 The data directory is /var/lib/atoll, or ATOLL_DATA_DIR. Sandboxes' files are in plain directories
-of it or, with ATOLL_STORAGE=image, in an image that keeps limits of disk space.
+of it or, with ATOLL_STORAGE=image, in an image that enforces disk limits.
 
 Commands for a server's sandboxes find it by ATOLL_URL and ATOLL_API_KEY, by what `atoll login`
 remembered, or by the socket in the data directory, which is root's. --url URL and --profile NAME

@@ -14,8 +14,8 @@ pub(crate) struct Config {
     pub(crate) data: PathBuf,
     /// Where templates are, if several data directories share them: `ATOLL_TEMPLATES_DIR`.
     templates: Option<PathBuf>,
-    /// What sandboxes' files are on: `ATOLL_STORAGE`, else `plain`.
-    pub(crate) storage: Storage,
+    /// `ATOLL_STORAGE`: where sandboxes' files are. `None`: the default of the command.
+    pub(crate) storage: Option<Storage>,
     /// Where a server is: `ATOLL_URL`.
     pub(crate) url: Option<String>,
     /// What it is asked with: `ATOLL_API_KEY`.
@@ -37,12 +37,17 @@ impl Config {
         Ok(Self {
             templates: place("ATOLL_TEMPLATES_DIR"),
             data: place("ATOLL_DATA_DIR").unwrap_or_else(|| "/var/lib/atoll".into()),
-            storage: storage.transpose()?.unwrap_or_default(),
+            storage: storage.transpose()?,
             url: text("ATOLL_URL"),
             api_key: text("ATOLL_API_KEY"),
             authorities: place("ATOLL_CA_FILE"),
             profiles: settings.or(home).map(|at| at.join("atoll/config.toml")),
         })
+    }
+
+    /// The storage of a run without a server.
+    pub(crate) fn storage_of_run(&self) -> Storage {
+        self.storage.unwrap_or(Storage::Plain)
     }
 
     /// Where templates are: by default `templates/` in the data directory.

@@ -55,7 +55,7 @@ impl LocalRuntime {
 
     /// Whether the kernel enforces the disk limits of sandboxes.
     pub fn enforces_disk_limits(&self) -> bool {
-        self.shared.instance.disk.enforces_limits()
+        self.shared.instance.storage.enforces_limits()
     }
 
     /// Disk usage of a sandbox's files, in any state.

@@ -249,13 +249,21 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
         ));
     }
     let possible = storage::check_host(Storage::Image, facts);
-    let found = match (&possible, config.storage) {
-        (Ok(()), Storage::Image) => "kept for every sandbox, by a btrfs image".into(),
-        (Ok(()), Storage::Plain) => {
-            "kept where asked for: run --disk, ATOLL_STORAGE=image; the default of 10 GiB is advisory"
-                .into()
+    let used = serve::storage::choose(config.storage, &config.data);
+    let found = match (&possible, used) {
+        (Ok(()), Storage::Image) => {
+            format!("enforced by `atoll serve` on {data}, with the storage image")
         }
-        (Err(error), _) => format!("advisory only: {}", error.message),
+        (Ok(()), Storage::Plain) => format!(
+            "advisory for `atoll serve` on {data}, with the storage plain; enforced by `atoll serve --storage image` and `atoll run --disk`"
+        ),
+        (Err(error), Storage::Image) => {
+            format!(
+                "a server on {data} has the storage image, and {}",
+                error.message
+            )
+        }
+        (Err(error), Storage::Plain) => format!("advisory: {}", error.message),
     };
     let remedy = possible
         .as_ref()

@@ -144,7 +144,7 @@ async fn look(place: &NamedRun, config: &Config) -> Option<Line> {
     let known = written.as_ref().is_some_and(|exec| exec.status.is_some());
     // Without a server only the sandbox's PID 1 knows whether the command still runs.
     if seen.alive && seen.served.is_none() && !known {
-        if let Ok(runtime) = open(place, config, config.storage.into()).await {
+        if let Ok(runtime) = open(place, config, config.storage_of_run().into()).await {
             let mut exec = None;
             if let Some((_, control)) = find(&runtime) {
                 let _ = tokio::time::timeout(NEWS, control.wait()).await;

@@ -82,6 +82,8 @@ const MORE_SANDBOXES: &str =
 const FULL_SANDBOX: &str =
     "remove files of the sandbox, or give a new one more disk: `atoll create --disk`";
 const FULL_MACHINE: &str = "remove sandboxes with `atoll rm`, or free space on the server's machine: `atoll gc`, `atoll df`";
+const NO_DISK_LIMITS: &str =
+    "leave --disk out, or have the server started with --storage image: `atoll serve --help`";
 const REMOVE_TREE: &str = "remove it recursively: `atoll files rm --recursive`";
 
 /// What a user of the command does about a refusal; `None` if the server's remedy is right for everyone.
@@ -92,6 +94,7 @@ pub(super) fn of_refusal(error: &Error) -> Option<String> {
         Code::NotFound if error.message.contains("no such route") => CHECK_URL,
         Code::QuotaExceeded if error.details.contains_key("max") => MORE_SANDBOXES,
         Code::Conflict if error.message.ends_with("the directory is not empty") => REMOVE_TREE,
+        Code::UnsupportedByHost if lacks_disk_limits(error) => NO_DISK_LIMITS,
         Code::DiskFull if error.details.contains_key("path") => FULL_SANDBOX,
         Code::DiskFull => FULL_MACHINE,
         Code::InvalidRequest => return of_field(error),
@@ -101,6 +104,11 @@ pub(super) fn of_refusal(error: &Error) -> Option<String> {
         }
     };
     Some(remedy.to_owned())
+}
+
+fn lacks_disk_limits(error: &Error) -> bool {
+    let feature = error.details.get("feature");
+    feature.is_some_and(|feature| feature == "disk limits")
 }
 
 /// The server's remedy, with the name of the option.
@@ -155,6 +163,7 @@ mod tests {
             MORE_SANDBOXES,
             FULL_SANDBOX,
             FULL_MACHINE,
+            NO_DISK_LIMITS,
             REMOVE_TREE,
         ]) {
             for word in [

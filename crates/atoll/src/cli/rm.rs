@@ -66,7 +66,7 @@ impl Rm {
                 if !self.local {
                     self.check_unambiguous(client, name).await?;
                 }
-                open(&run, config, config.storage.into())
+                open(&run, config, config.storage_of_run().into())
                     .await?
                     .destroy()
                     .await?;

@@ -171,7 +171,9 @@ impl Run {
             },
             authorities,
             // A limit that is asked for is kept.
-            storage: self.disk.map_or(config.storage, |_| Storage::Image),
+            storage: self
+                .disk
+                .map_or(config.storage_of_run(), |_| Storage::Image),
             templates: config.templates(),
             ..RuntimeConfig::new(&config.data)
         })

@@ -4,6 +4,7 @@ pub(crate) mod database;
 mod descriptors;
 pub(crate) mod exceptions;
 mod settings;
+pub(crate) mod storage;
 mod taken;
 mod watching;
 
@@ -65,7 +66,8 @@ impl Serve {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let file = self.config.as_deref().map(Settings::read).transpose()?;
         let all = self.settings.clone().or(file.unwrap_or_default());
-        let all = all.or(Settings::usual(&config.data));
+        let mut all = all.or(Settings::usual(&config.data));
+        all.storage = all.storage.or(config.storage);
         let mut settings = all.clone().complete()?;
         if self.print_config {
             say(all.to_toml()?.trim_end());
@@ -133,7 +135,7 @@ impl Complete {
             .map_err(|error| failed("ask for the port", &error))?;
         let serving = RuntimeConfig::serving(&config.data);
         let sandboxes = RuntimeConfig {
-            storage: config.storage,
+            storage: storage::choose(self.storage, &config.data),
             templates: config.templates(),
             reserve: self.reserve,
             max_limits: self.ceilings,
@@ -279,6 +281,9 @@ impl Complete {
             warn(
                 "keys cross the network unencrypted: give --tls-cert and --tls-key, or put TLS in front",
             );
+        }
+        if self.storage.is_none() && !core.runtime().enforces_disk_limits() {
+            warn(&storage::warning(&config.data));
         }
         let key = if self.dev {
             String::new()

@@ -35,6 +35,7 @@ mod scarce;
 mod soak;
 mod sockets;
 mod states;
+mod storage;
 mod taken;
 mod templates;
 mod tls;

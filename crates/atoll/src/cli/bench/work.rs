@@ -26,7 +26,7 @@ pub(super) struct Place {
 
 impl Place {
     async fn new(config: &Config, name: &str) -> Result<Self, Error> {
-        Self::on(config, name, config.storage).await
+        Self::on(config, name, config.storage_of_run()).await
     }
 
     /// With sandboxes' files on a storage.
@@ -58,7 +58,7 @@ impl Place {
         };
         let made = fs::create_dir_all(&place.directory);
         made.map_err(|error| failed("make a directory", &error))?;
-        place.open(config, config.storage).await
+        place.open(config, config.storage_of_run()).await
     }
 
     async fn open(mut self, config: &Config, storage: Storage) -> Result<Self, Error> {

@@ -111,7 +111,9 @@ impl Run {
                 ensure_base(config)?;
             }
         }
-        let storage = self.disk.map_or(config.storage, |_| Storage::Image);
+        let storage = self
+            .disk
+            .map_or(config.storage_of_run(), |_| Storage::Image);
         // From here on signals are ours to pass on.
         let mut signals = Signals::new()?;
         let authorities = authorities::read(&self.ca_file)?;

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use atoll_model::{Bytes, Code, Cpus, EgressException, Error, Limits, parse_duration};
-use atoll_worker::Reserve;
+use atoll_worker::{Reserve, Storage};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,10 @@ pub(super) struct Settings {
     /// The data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR")]
     pub(super) data_dir: Option<PathBuf>,
+    /// Where sandboxes' files are: in directories (plain), which do not enforce `diskMB`, or in a btrfs image, which
+    /// enforces it [default: that of the data directory, plain for a new one, or `ATOLL_STORAGE`].
+    #[arg(long, value_name = "plain|image")]
+    pub(super) storage: Option<Storage>,
     /// Let everybody on this machine in, without keys.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(super) dev: Option<bool>,
@@ -207,6 +211,7 @@ impl Settings {
         first!(
             listen,
             data_dir,
+            storage,
             dev,
             metrics_listen,
             tls_cert,
@@ -277,6 +282,7 @@ impl Settings {
         let all = Complete {
             listen: self.listen.ok_or_else(missing("listen"))?,
             data: self.data_dir.ok_or_else(missing("data-dir"))?,
+            storage: self.storage,
             dev: self.dev.unwrap_or_default(),
             tls: pair(self.tls_cert, self.tls_key)?,
             hosts: self.host.unwrap_or_default(),
@@ -395,6 +401,8 @@ fn pair(
 pub(super) struct Complete {
     pub(super) listen: SocketAddr,
     pub(super) data: PathBuf,
+    /// `None`: that of the data directory, else the default.
+    pub(super) storage: Option<Storage>,
     pub(super) dev: bool,
     /// A certificate and its key.
     pub(super) tls: Option<(PathBuf, PathBuf)>,
@@ -481,7 +489,7 @@ mod tests {
             let name = flag.trim_start_matches("--");
             let real = match (name, usual.get(name)) {
                 // Reserves are shares of the machine, as `atoll_worker::Reserve` tests them.
-                ("data-dir" | "disk-reserve" | "memory-reserve", _) => continue,
+                ("data-dir" | "disk-reserve" | "memory-reserve" | "storage", _) => continue,
                 ("metrics-listen", _) => super::super::watching::METRICS.to_owned(),
                 ("output-window", _) => format!("{}M", window.0 >> 20),
                 ("rate-limit", None) => "no limit".to_owned(),
@@ -501,6 +509,7 @@ mod tests {
         all.memory_reserve = Some(Size(Bytes(5000)));
         all.output_window = Some(Size(Bytes(8 << 20)));
         all.rate_limit = NonZeroU32::new(7);
+        all.storage = Some(Storage::Image);
         all.egress_allow = Some(vec!["10.0.0.0/8:443".parse().expect("an exception")]);
         all.ca_file = Some(vec!["ca.pem".into()]);
         all.max_disk = Some(Size(Bytes(100 << 30)));
@@ -517,6 +526,7 @@ mod tests {
             ("\nclient-timeout = \"soon\"\n", ["line 2", "soon"]),
             ("disk-reserve = \"much\"\n", ["line 1", "much"]),
             ("on-exit = \"maybe\"\n", ["line 1", "maybe"]),
+            ("storage = \"tape\"\n", ["line 1", "tape"]),
             (
                 "egress-allow = [\"127.0.0.1\"]\n",
                 ["line 1", "never opened"],

@@ -300,6 +300,8 @@ fn spawn(mut command: Command, data: &Path, flags: &[String]) -> (Child, [String
             "ATOLL_TEMPLATES_DIR",
             crate::world::data().join("templates"),
         )
+        // Tests of an image say so by a flag; the default has tests of its own.
+        .env("ATOLL_STORAGE", "plain")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(written.unwrap())
