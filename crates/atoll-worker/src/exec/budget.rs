@@ -48,7 +48,7 @@ pub(crate) struct Budget {
     /// The disk has only its reserve left.
     low_disk: AtomicBool,
     /// The budget is exceeded although all ended commands have dropped their output.
-    over_budget: AtomicBool,
+    exceeded: AtomicBool,
 }
 
 impl Budget {
@@ -71,7 +71,7 @@ impl Budget {
         let min = MIN_WINDOW.0.min(window);
         if self.low_disk.load(Ordering::Relaxed) {
             min
-        } else if self.over_budget.load(Ordering::Relaxed) {
+        } else if self.exceeded.load(Ordering::Relaxed) {
             (window / OVER_BUDGET_DIVISOR).max(min)
         } else {
             window
@@ -106,16 +106,16 @@ impl Budget {
     pub(super) fn update_pressure(&self) {
         let used = self.used.load(Ordering::Relaxed);
         // Hysteresis: the state ends at 7/8 of the budget.
-        let max = if self.over_budget.load(Ordering::Relaxed) {
+        let max = if self.exceeded.load(Ordering::Relaxed) {
             self.max_bytes() / 8 * 7
         } else {
             self.max_bytes()
         };
-        self.over_budget.store(used > max, Ordering::Relaxed);
+        self.exceeded.store(used > max, Ordering::Relaxed);
     }
 
     /// Whether the budget was exceeded at the last update.
     pub(super) fn is_over_budget(&self) -> bool {
-        self.over_budget.load(Ordering::Relaxed)
+        self.exceeded.load(Ordering::Relaxed)
     }
 }

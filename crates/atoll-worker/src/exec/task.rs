@@ -284,7 +284,7 @@ impl OutputPump {
             match log.splice_from(self.stream, pipe.as_fd(), BATCH_BYTES) {
                 Ok(SpliceResult::Moved) => {}
                 Ok(SpliceResult::Empty) if self.terminal && self.terminal_pump.is_none() => {
-                    self.pipe = None
+                    self.pipe = None;
                 }
                 Ok(SpliceResult::Empty) => return,
                 Ok(SpliceResult::Closed) => self.pipe = None,

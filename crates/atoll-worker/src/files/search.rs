@@ -1,4 +1,4 @@
-//! SearchQuery for files by name or content.
+//! Search for files by name or content.
 
 use std::sync::Arc;
 

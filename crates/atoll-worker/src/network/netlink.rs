@@ -1,4 +1,4 @@
-//! Netlink client for links, routes, nftables, conntrack and sock_diag: encodes messages and
+//! Netlink client for links, routes, nftables, conntrack and `sock_diag`: encodes messages and
 //! attributes, parses replies.
 //!
 //! Blocking; a socket belongs to the network namespace of the thread that opened it. Written by

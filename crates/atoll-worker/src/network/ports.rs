@@ -1,4 +1,4 @@
-//! Listening TCP ports of a sandbox, from the kernel's sock_diag: no process in the sandbox is
+//! Listening TCP ports of a sandbox, from the kernel's `sock_diag`: no process in the sandbox is
 //! involved.
 
 use std::io;
@@ -23,11 +23,11 @@ pub fn listening(namespace: BorrowedFd<'_>) -> Result<Vec<SocketAddr>, Error> {
     list(&mut open(namespace)?)
 }
 
-/// A sock_diag socket in a sandbox's network namespace, which it keeps alive.
+/// A `sock_diag` socket in a sandbox's network namespace, which it keeps alive.
 #[derive(Debug)]
 pub(crate) struct SockDiag(Socket);
 
-/// Opens a sock_diag socket in a network namespace.
+/// Opens a `sock_diag` socket in a network namespace.
 pub(crate) fn open(namespace: BorrowedFd<'_>) -> Result<SockDiag, Error> {
     let socket = netns::within(namespace, || Socket::open(SOCK_DIAG));
     let socket = socket.map_err(|error| jail(&error))?;

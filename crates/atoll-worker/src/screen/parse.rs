@@ -228,7 +228,7 @@ impl Parser {
             (State::Escape, b']') => self.enter_state(State::Osc, byte),
             // Every kind of string is replayed as SOS (`X`): its rest is ignored.
             (State::Escape, b'P' | b'X' | b'^' | b'_') => {
-                self.enter_state(State::IgnoredString, b'X')
+                self.enter_state(State::IgnoredString, b'X');
             }
             (State::Escape, 0x20..0x30) => {
                 self.sequence.intermediate = Some(byte);

@@ -258,7 +258,7 @@ impl Transaction {
                         batch.attribute(VALUE, &sandbox.octets());
                     });
                     batch.nested(ELEMENT_DATA, &[], |batch| {
-                        write_verdict(batch, Action::Jump, chain)
+                        write_verdict(batch, Action::Jump, chain);
                     });
                 },
             );
