@@ -31,18 +31,18 @@ pub(crate) type Continuation<T> = Box<dyn FnOnce() -> Result<T, Error> + Send>;
 
 impl Freezer {
     pub(crate) fn start() -> Result<Self, Error> {
-        let (jobs, todo) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::channel::<Job>();
         let work = move || {
             // Without the privilege the thread is slower and still correct.
             atoll_jail::set_fifo_scheduling();
-            for job in todo {
+            for job in queue {
                 job();
             }
         };
-        let started = std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("freezer".into())
             .spawn(work);
-        started.map_err(|error| internal("start a thread", &error))?;
+        thread.map_err(|error| internal("start a thread", &error))?;
         Ok(Self { jobs })
     }
 
@@ -51,7 +51,7 @@ impl Freezer {
         &self,
         work: impl FnOnce() -> Result<FreezeStep<T>, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let (done, answer) = oneshot::channel();
+        let (done, result) = oneshot::channel();
         let handle = Handle::current();
         let job = Box::new(move || {
             let _ = match work() {
@@ -65,7 +65,7 @@ impl Freezer {
         });
         let lost = || Error::new(Code::Internal, "the thread that pauses sandboxes has ended");
         self.jobs.send(job).map_err(|_| lost())?;
-        answer.await.map_err(|_| lost())?
+        result.await.map_err(|_| lost())?
     }
 }
 
@@ -76,22 +76,22 @@ mod tests {
     #[tokio::test]
     async fn slow_freeze_does_not_block_other_jobs() {
         let freezer = Freezer::start().expect("a thread");
-        let (go_on, waits) = mpsc::channel::<()>();
+        let (release, gate) = mpsc::channel::<()>();
         let slow = freezer.run(move || {
             Ok(FreezeStep::Continue(Box::new(move || {
-                waits.recv().map_err(|error| internal("wait", &error))?;
+                gate.recv().map_err(|error| internal("wait", &error))?;
                 Ok("slow")
             })))
         });
         let mut slow = std::pin::pin!(slow);
-        let quick = freezer.run(|| Ok(FreezeStep::Done("quick")));
+        let fast = freezer.run(|| Ok(FreezeStep::Done("fast")));
         let first = tokio::select! {
             biased;
             first = &mut slow => first,
-            first = quick => first,
+            first = fast => first,
         };
-        assert_eq!(first.expect("it is done"), "quick");
-        go_on.send(()).expect("it waits");
-        assert_eq!(slow.await.expect("it is done"), "slow");
+        assert_eq!(first.expect("it completes"), "fast");
+        release.send(()).expect("the job waits");
+        assert_eq!(slow.await.expect("it completes"), "slow");
     }
 }

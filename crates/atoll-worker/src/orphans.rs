@@ -16,7 +16,7 @@ use crate::storage::StorageBackend;
 
 /// Time until the files of an orphan are removed.
 pub const RETENTION: Duration = Duration::from_hours(7 * 24);
-/// File with the time of the move, in microseconds orphaned_at 1970.
+/// File with the time of the move, in microseconds since 1970.
 const MARKER_FILE: &str = "aside";
 
 /// A sandbox whose files are in `orphaned/`.
@@ -24,7 +24,7 @@ const MARKER_FILE: &str = "aside";
 pub struct Orphan {
     /// Id that the sandbox had.
     pub id: SandboxId,
-    /// Time of the move, in microseconds orphaned_at 1970.
+    /// Time of the move, in microseconds since 1970.
     pub orphaned_at: i64,
     /// Directory of its files.
     pub directory: PathBuf,
@@ -73,7 +73,7 @@ pub(crate) fn remove_marker(directory: &Path) {
 }
 
 impl LocalRuntime {
-    /// Removes orphans that were moved before a time, in microseconds orphaned_at 1970. The caller passes
+    /// Removes orphans that were moved before a time, in microseconds since 1970. The caller passes
     /// it because it knows whether the clock can be trusted.
     pub async fn remove_orphans(&self, before: i64) -> Result<(), Error> {
         let runtime = self.clone();

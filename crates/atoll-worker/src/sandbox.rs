@@ -5,8 +5,7 @@
 mod adopt;
 mod create;
 mod embryo;
-mod exec_cgroups;
-mod keeper_fds;
+mod exec_resources;
 mod network;
 mod planned;
 mod process;
@@ -39,8 +38,7 @@ use crate::runtime::RuntimeState;
 use crate::sync::lock;
 use crate::template::Template;
 pub(crate) use embryo::Embryo;
-use exec_cgroups::Leaves;
-use keeper_fds::PendingReleases;
+use exec_resources::{Leaves, PendingReleases};
 pub(crate) use network::LinkRecord;
 pub(crate) use record::{Record, RecordError, host_boot_id};
 

@@ -96,9 +96,9 @@ pub(crate) trait StorageBackend: fmt::Debug + Send + Sync {
 /// umask is.
 pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;
-    let made = fs::create_dir(path)
+    let created = fs::create_dir(path)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)));
-    made.map_err(|error| host_file_error("create", path, &error))
+    created.map_err(|error| host_file_error("create", path, &error))
 }
 
 /// Opens an instance's storage; creates it if it is absent.
@@ -168,7 +168,7 @@ pub(crate) fn unmount(directory: &Path) -> Result<(), Error> {
     image::unmount(directory)
 }
 
-/// DiskSpace of a file system of the host.
+/// Space of a file system of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct DiskSpace {
     /// Total size.
@@ -180,7 +180,7 @@ pub struct DiskSpace {
 }
 
 impl DiskSpace {
-    /// DiskSpace of the file system that contains `path`.
+    /// Space of the file system that contains `path`.
     pub fn of(path: &Path) -> Result<Self, Error> {
         let found = rustix::fs::statvfs(path)
             .map_err(|error| host_file_error("examine the disk of", path, &error.into()))?;
@@ -192,7 +192,7 @@ impl DiskSpace {
         })
     }
 
-    /// DiskSpace that sandboxes may still use.
+    /// Space that sandboxes may still use.
     pub fn available(&self) -> Bytes {
         Bytes(self.free.0.saturating_sub(self.reserve.0))
     }
@@ -216,7 +216,7 @@ impl DiskSpace {
     }
 }
 
-/// DiskSpace reserved for the host: 5 %, at least 2 GiB, at most 16 GiB, and never more than a quarter
+/// Space reserved for the host: 5 %, at least 2 GiB, at most 16 GiB, and never more than a quarter
 /// of the disk.
 pub fn reserve(size: Bytes) -> Bytes {
     Bytes((size.0 / 20).clamp(2 << 30, 16 << 30).min(size.0 / 4))

@@ -235,7 +235,7 @@ impl LocalRuntime {
         }
     }
 
-    /// Restores a sandbox whose files were set aside as a stopped one. If its record cannot be
+    /// Restores a sandbox in `orphaned/` as a stopped one. If its record cannot be
     /// parsed, or is that of a warm sandbox, it gets a new one from `spec`, without variables.
     /// `None` if it has no files.
     pub async fn recover(

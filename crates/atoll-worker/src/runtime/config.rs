@@ -31,7 +31,7 @@ pub struct Config {
     pub persistent: bool,
     /// Number of warm sandboxes, of `base` and of recently used templates.
     pub warm_count: usize,
-    /// Number of embryo_count, in addition to the warm sandboxes.
+    /// Number of embryos, in addition to the warm sandboxes.
     pub embryo_count: usize,
     /// Settings of the network `internet`.
     pub network: network::Config,
@@ -60,7 +60,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Settings of a server: persistent, with warm sandboxes, embryo_count and a journal.
+    /// Settings of a server: persistent, with warm sandboxes, embryos and a journal.
     pub fn serving(data: impl Into<PathBuf>) -> Self {
         Self {
             persistent: true,

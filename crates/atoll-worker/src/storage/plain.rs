@@ -81,7 +81,7 @@ impl StorageBackend for Plain {
     fn close(&self) {}
 }
 
-/// StorageBackend usage of the `upper` directory, as far as it can be measured within the limits.
+/// Disk usage of the `upper` directory, as far as it can be measured within the limits.
 pub(super) fn usage(directory: &Path, limit: Bytes) -> Result<DiskUsage, Error> {
     let upper = directory.join("upper");
     let opened = fs::File::open(&upper).map_err(|error| host_file_error("open", &upper, &error))?;

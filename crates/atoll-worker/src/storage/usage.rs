@@ -20,7 +20,7 @@ const KEPT_INSTANCE: &str = "kept";
 pub struct StorageUsage {
     /// Its sandboxes, by instance and id.
     pub sandboxes: Vec<SandboxUsage>,
-    /// DiskSpace of its file system.
+    /// Space of its file system.
     pub host: DiskSpace,
     /// Disk space that storage images take.
     pub images: Bytes,

@@ -106,7 +106,7 @@ pub enum Source {
     Archive(PathBuf),
 }
 
-/// TemplateOptions of a new template.
+/// Options of a new template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateOptions {
     /// User that commands run as; gets an account and a home if the tree has none.

@@ -13,7 +13,7 @@ mod bases;
 mod references;
 mod stores;
 
-fn quiet() -> impl FnMut(Progress) {
+fn no_progress() -> impl FnMut(Progress) {
     |_| {}
 }
 
@@ -35,7 +35,7 @@ impl Fixture {
     }
 
     fn add(&self, name: &str, source: &Source, options: &TemplateOptions) -> Result<Report, Error> {
-        self.store.add(name, source, options, &mut quiet())
+        self.store.add(name, source, options, &mut no_progress())
     }
 
     /// A directory with one file, as a source.

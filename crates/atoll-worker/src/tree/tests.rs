@@ -45,7 +45,7 @@ fn deep_tree_is_measured_and_removed() {
 }
 
 #[test]
-fn strange_names_are_removed() {
+fn unusual_names_are_removed() {
     let temp = tempfile::tempdir().unwrap();
     let tree = temp.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -98,7 +98,7 @@ fn symlinks_are_removed_not_followed() {
 }
 
 #[test]
-fn absent_is_fine_and_a_path_is_refused() {
+fn absent_name_is_no_error_and_a_path_is_refused() {
     let temp = tempfile::tempdir().unwrap();
     let parent = open(temp.path());
     remove(parent.as_fd(), OsStr::new("nothing")).unwrap();
@@ -111,7 +111,7 @@ fn absent_is_fine_and_a_path_is_refused() {
 }
 
 #[test]
-fn contents_go_and_the_directory_stays() {
+fn contents_are_removed_and_the_directory_is_kept() {
     let temp = tempfile::tempdir().unwrap();
     nest(temp.path(), "d", 3);
     fs::write(temp.path().join("file"), "x").unwrap();

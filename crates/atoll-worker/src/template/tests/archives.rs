@@ -76,7 +76,7 @@ impl Fixture {
 }
 
 #[test]
-fn entries_that_lead_out_are_refused_by_name() {
+fn entry_outside_the_layer_is_refused_by_name() {
     use EntryType::{Link, Symlink};
     let cases: &[(&str, &[Raw], &str)] = &[
         ("parent", &[file("../evil")], "`..`"),
@@ -197,7 +197,7 @@ fn entries_that_lead_out_are_refused_by_name() {
 }
 
 #[test]
-fn a_file_replaces_a_link_instead_of_writing_through_it() {
+fn file_replaces_a_symlink_and_does_not_follow_it() {
     let fixture = Fixture::new();
     fs::write(fixture.path("outside"), "outside").unwrap();
     let archive = pack(&[
@@ -233,7 +233,7 @@ fn a_file_replaces_a_link_instead_of_writing_through_it() {
 }
 
 #[test]
-fn devices_and_pipes_are_left_out_and_setuid_stays() {
+fn devices_and_fifos_are_skipped_and_setuid_is_kept() {
     let fixture = Fixture::new();
     let archive = pack(&[
         link(EntryType::Char, "dev/null", ""),
@@ -275,7 +275,7 @@ fn devices_and_pipes_are_left_out_and_setuid_stays() {
 }
 
 #[test]
-fn bombs_end_with_an_error_and_leave_nothing() {
+fn decompression_bomb_fails_and_leaves_nothing() {
     let limit = TemplateOptions {
         max_bytes: 1 << 20,
         ..TemplateOptions::default()
@@ -323,7 +323,7 @@ fn bombs_end_with_an_error_and_leave_nothing() {
 }
 
 #[test]
-fn a_name_cannot_fill_the_memory() {
+fn entry_name_length_is_limited() {
     for kind in [
         EntryType::GNULongName,
         EntryType::GNULongLink,
@@ -340,7 +340,7 @@ fn a_name_cannot_fill_the_memory() {
 }
 
 #[test]
-fn damaged_and_foreign_archives_are_refused() {
+fn corrupt_and_unsupported_archives_are_refused() {
     let good = pack(&[file("a"), file("b")]);
     let mut flipped = good.clone();
     flipped[3] ^= 1;
@@ -370,7 +370,7 @@ fn damaged_and_foreign_archives_are_refused() {
 }
 
 #[test]
-fn archives_are_read_packed_and_with_long_names() {
+fn compressed_archive_with_long_names_is_read() {
     let long = format!("{}/file", ["a-rather-long-directory-name"; 12].join("/"));
     let mut builder = Builder::new(Vec::new());
     let mut entry = Header::new_gnu();
@@ -413,7 +413,7 @@ fn archives_are_read_packed_and_with_long_names() {
 }
 
 #[test]
-fn pax_headers_are_obeyed_and_foreign_attributes_dropped() {
+fn pax_headers_apply_and_other_attributes_are_dropped() {
     let capability = [
         1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     ];
@@ -468,7 +468,7 @@ fn directory_keeps_its_time_and_mode() {
 
 /// GNU tar's own archives, if it is installed: both formats, and sparse.
 #[test]
-fn archives_of_gnu_tar_are_read() {
+fn gnu_tar_archives_are_read() {
     let fixture = Fixture::new();
     let from = fixture.path("from");
     write(&from, "deep/er/file", "contents", 0o640);

@@ -110,7 +110,7 @@ fn build() -> (Fixture, Report) {
     host(&fixture.path("host"));
     let root = fixture.path("host");
     fixture.store = fixture.store.with_host_root(root);
-    let report = fixture.store.rebuild_base(&mut quiet()).unwrap();
+    let report = fixture.store.rebuild_base(&mut no_progress()).unwrap();
     (fixture, report)
 }
 
@@ -127,7 +127,7 @@ fn files(root: &Path, at: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) {
 }
 
 #[test]
-fn a_login_shell_of_base_asks_nobody_who_it_is() {
+fn login_shell_of_base_does_not_run_id() {
     let (fixture, _) = build();
     let profile = fixture.layer("base").join("etc/profile");
     let text = fs::read_to_string(&profile).unwrap();
@@ -152,7 +152,7 @@ fn a_login_shell_of_base_asks_nobody_who_it_is() {
 }
 
 #[test]
-fn base_has_no_secret_no_device_and_no_foreign_id() {
+fn base_has_no_secret_no_device_and_no_unmapped_id() {
     let (fixture, report) = build();
     let layer = fixture.layer("base");
     let mut found = 0;
@@ -191,7 +191,7 @@ fn base_has_no_secret_no_device_and_no_foreign_id() {
 }
 
 #[test]
-fn base_has_the_system() {
+fn base_has_the_hosts_programs() {
     let (fixture, report) = build();
     let layer = fixture.layer("base");
     let same = |name: &str| {
@@ -292,7 +292,7 @@ fn base_on_another_file_system_is_copied() {
     let store = TemplateStore::open(memory.path().join("templates"))
         .unwrap()
         .with_host_root(temp.path().join("host"));
-    let report = store.rebuild_base(&mut quiet()).unwrap();
+    let report = store.rebuild_base(&mut no_progress()).unwrap();
     if fs::metadata(temp.path()).unwrap().dev() != fs::metadata(memory.path()).unwrap().dev() {
         assert_eq!(report.hard_linked, 0);
     }
@@ -302,18 +302,18 @@ fn base_on_another_file_system_is_copied() {
 }
 
 #[test]
-fn host_without_a_system_is_told() {
+fn host_without_usr_is_an_error() {
     let mut fixture = Fixture::new();
     fixture.store = fixture.store.with_host_root(fixture.temp.path());
     assert!(matches!(
-        fixture.store.rebuild_base(&mut quiet()),
+        fixture.store.rebuild_base(&mut no_progress()),
         Err(Error::Host(_))
     ));
     assert!(fixture.entries().is_empty());
 }
 
 #[test]
-fn two_callers_build_base_once() {
+fn base_is_built_once_by_concurrent_callers() {
     let fixture = Fixture::new();
     let root = fixture.path("host");
     host(&root);
@@ -348,11 +348,11 @@ fn two_callers_build_base_once() {
 }
 
 #[test]
-fn rebuilt_base_leaves_the_leased_one() {
+fn base_rebuild_keeps_the_leased_layer() {
     let (fixture, _) = build();
     let old = fixture.store.get(BASE).unwrap();
     fs::write(fixture.path("host/usr/bin/new"), "new").unwrap();
-    fixture.store.rebuild_base(&mut quiet()).unwrap();
+    fixture.store.rebuild_base(&mut no_progress()).unwrap();
     assert!(fixture.layer("base").join("usr/bin/new").exists());
     assert!(layer_path::open(&old.root, b"usr/bin/bash", OFlags::RDONLY).is_ok());
     assert!(layer_path::open(&old.root, b"usr/bin/new", OFlags::RDONLY).is_err());

@@ -23,7 +23,7 @@ fn replaced() -> TemplateOptions {
 }
 
 #[test]
-fn a_layer_stays_for_sandboxes_of_a_data_directory_elsewhere() {
+fn layer_is_kept_for_sandboxes_of_other_data_directories() {
     let fixture = Fixture::new();
     let data = fixture.path("elsewhere");
     fs::create_dir(&data).unwrap();

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn names_are_checked() {
+fn template_name_is_validated() {
     let fixture = Fixture::new();
     for name in [
         "",
@@ -44,7 +44,7 @@ fn names_are_checked() {
 }
 
 #[test]
-fn unknown_template_is_told_with_the_known_ones() {
+fn unknown_template_error_lists_existing_ones() {
     let fixture = Fixture::new();
     fixture
         .add("one", &fixture.small("1"), &TemplateOptions::default())
@@ -60,7 +60,7 @@ fn unknown_template_is_told_with_the_known_ones() {
 }
 
 #[test]
-fn description_is_kept() {
+fn description_is_stored() {
     let fixture = Fixture::new();
     let options = TemplateOptions {
         user: User {
@@ -94,7 +94,7 @@ fn description_is_kept() {
 }
 
 #[test]
-fn description_with_an_unknown_field_is_damaged() {
+fn description_with_an_unknown_field_is_an_error() {
     let fixture = Fixture::new();
     fixture
         .add("one", &fixture.small("1"), &TemplateOptions::default())
@@ -111,7 +111,7 @@ fn description_with_an_unknown_field_is_damaged() {
 }
 
 #[test]
-fn taken_name_is_refused_unless_replaced() {
+fn existing_name_is_refused_unless_replaced() {
     let fixture = Fixture::new();
     fixture
         .add("one", &fixture.small("1"), &TemplateOptions::default())
@@ -138,7 +138,7 @@ fn taken_name_is_refused_unless_replaced() {
 }
 
 #[test]
-fn lease_keeps_a_replaced_layer() {
+fn replaced_layer_is_kept_while_leased() {
     let fixture = Fixture::new();
     let replace = TemplateOptions {
         replace: true,
@@ -186,7 +186,7 @@ fn leased_template_is_not_removed() {
 }
 
 #[test]
-fn sweep_takes_a_dead_build_and_leaves_a_live_one() {
+fn sweep_removes_a_dead_build_and_keeps_a_live_one() {
     let fixture = Fixture::new();
     let dead = fixture.path("templates/.new-dead/layer");
     fs::create_dir_all(&dead).unwrap();
@@ -340,7 +340,7 @@ fn too_deep_directory_is_refused() {
 }
 
 #[test]
-fn imported_tree_learns_its_user_once() {
+fn imported_tree_gets_its_user_once() {
     let fixture = Fixture::new();
     let from = fixture.path("from");
     write(&from, "etc/passwd", "root:x:0:0:root:/root:/bin/sh", 0o644);
@@ -375,7 +375,7 @@ fn imported_tree_learns_its_user_once() {
 }
 
 #[test]
-fn user_that_is_no_account_line_is_refused() {
+fn user_that_breaks_account_files_is_refused() {
     let fixture = Fixture::new();
     let good = User::default();
     let bad = [
