@@ -1,14 +1,14 @@
-//! E2B's interface, as its unmodified SDKs speak it: a translation at the edge over the same core.
+//! E2B's interface for its unmodified SDKs: a translation layer over the same core.
 //!
 //! ```text
-//! /e2b/…                            control: sandboxes by key                     control
+//! /e2b/…                            control API: sandboxes, by API key               control
 //! E2b-Sandbox-Id, or Host PORT-ID.DOMAIN, or a signed /files
-//!       port 49983                  commands and files by the sandbox's token     envd
-//!       any other port              what listens there                            ports
+//!       port 49983                  envd: commands and files, by access token        envd
+//!       any other port              reverse proxy to the port                        ports
 //! ```
 //!
-//! No route of our own changes its answer because a client looks like E2B. Facts that the SDKs rely on stand where
-//! they are met.
+//! Routes of the Atoll API do not behave differently for E2B clients. Comments name the SDK
+//! behaviour that a detail depends on.
 
 mod connect_rpc;
 mod control;

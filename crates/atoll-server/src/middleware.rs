@@ -329,7 +329,7 @@ mod tests {
     use crate::AuthMode;
 
     #[test]
-    fn only_our_own_pages_and_listed_ones_may_ask() {
+    fn only_own_and_configured_origins_are_allowed() {
         let config = Config {
             auth: AuthMode::Trusted,
             hosts: ["box.example".to_owned()].into(),
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn links_lead_to_where_the_caller_found_us_by_either_http() {
+    async fn server_url_from_http1_http2_and_proxy() {
         let by_two = Request::get("https://box.example/tickets?ticket=x").extension(OverTls);
         let by_one = Request::get("/").header("host", "box.example:80");
         let forwarded_proto = Request::get("/")

@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn no_remedy_is_a_command_line() {
+    fn http_remedies_name_no_command() {
         for code in Code::ALL {
             let remedy = remedy(&Error::new(*code, "failed"));
             for word in ["atoll ", "curl", "--"] {
@@ -69,7 +69,7 @@ mod tests {
 
     /// Every code that a server sends, and every remedy in words of HTTP that the source has, is a sample.
     #[test]
-    fn remedies_in_words_of_http_are_samples_for_the_sdks() {
+    fn http_remedies_are_in_the_samples_of_the_sdks() {
         let samples: Vec<Sample> = serde_json::from_str(SAMPLES).unwrap();
         for code in Code::ALL {
             let is_sent = *code != Code::ServerUnreachable;
@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_of_the_sandbox_and_of_the_server_differ() {
+    fn full_disk_remedy_differs_for_sandbox_and_server() {
         let full = Error::new(Code::DiskFull, "full").remedy("free some space, or run atoll gc");
         assert!(remedy(&full).contains("DELETE /sandboxes/{id}"));
         assert!(remedy(&full.detail("path", "/tmp/x")).contains("PATCH /sandboxes/{id}"));
     }
 
     #[test]
-    fn what_the_machine_lacks_is_for_its_operator() {
+    fn unsupported_by_host_remedy_is_for_the_operator() {
         let lacks = Error::new(Code::UnsupportedByHost, "no quota").remedy("install btrfs-progs");
         let remedy = remedy(&lacks);
         assert!(

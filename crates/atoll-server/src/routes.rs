@@ -6,6 +6,7 @@ mod events;
 mod files;
 mod keys;
 mod logs;
+mod metrics;
 mod orgs;
 mod ports;
 mod sandboxes;
@@ -36,6 +37,7 @@ pub(crate) use files::is_signed_url;
 /// Routes below `/` and below `/api`.
 fn api() -> OpenApiRouter<AppState> {
     with_tag("sandboxes", sandboxes::routes())
+        .merge(with_tag("sandboxes", metrics::routes()))
         .merge(with_tag("sandboxes", logs::routes()))
         .merge(with_tag("commands", commands::routes()))
         .merge(with_tag("files", files::routes()))

@@ -1,8 +1,9 @@
-//! The Connect protocol, as far as E2B's clients speak it: JSON, no compression.
+//! The Connect RPC protocol, as far as the E2B SDKs use it: JSON without compression.
 //!
-//! One call and one answer are plain JSON; a failure has the status of its code. A stream is made of envelopes: a byte
-//! of flags, a length of four bytes, JSON. Its last envelope is flagged and says how it ended: a stream that fails does so
-//! there, under status 200.
+//! A unary call has a plain JSON request and response; an error has the status of its code. A
+//! stream consists of envelopes: one byte of flags, four bytes of length, JSON. The last envelope
+//! is flagged and contains the result: a stream that fails reports the error there, with status
+//! 200.
 
 use atoll_core::SandboxAccess;
 use atoll_model::{Category, Code, Error};
@@ -23,18 +24,18 @@ use super::lenient::WithUnknownFields;
 use crate::malformed;
 use crate::serve::Connection;
 
-/// The flag of the last envelope.
+/// Flag of the last envelope.
 const END_OF_STREAM_FLAG: u8 = 2;
-/// The largest message that is taken.
+/// Largest message that is accepted.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 const STREAM_CONTENT_TYPE: &str = "application/connect+json";
 
-/// Why a call failed.
+/// Error of a call.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectError {
     code: &'static str,
     message: String,
-    /// The sandbox does not run any more.
+    /// The sandbox no longer runs.
     sandbox_ended: bool,
 }
 
@@ -47,7 +48,7 @@ impl ConnectError {
         }
     }
 
-    /// The sandbox does not run any more, in the words by which the SDKs know that.
+    /// The sandbox no longer runs, with the message that the SDKs recognize.
     pub(super) fn sandbox_ended() -> Self {
         Self {
             sandbox_ended: true,
@@ -76,7 +77,7 @@ impl ConnectError {
         json!({ "code": self.code, "message": self.message })
     }
 
-    /// The last envelope of a stream that ended so.
+    /// Last envelope of a stream that failed.
     pub(super) fn envelope(&self) -> Bytes {
         envelope(
             END_OF_STREAM_FLAG,
@@ -84,7 +85,7 @@ impl ConnectError {
         )
     }
 
-    /// A whole stream that never began.
+    /// Response for a stream that fails before its first message.
     pub(super) fn stream(&self) -> Response {
         let response = (
             [(header::CONTENT_TYPE, STREAM_CONTENT_TYPE)],
@@ -94,7 +95,7 @@ impl ConnectError {
         self.with_markers(response)
     }
 
-    /// The answer to a request, by which it is known whether that was for a stream.
+    /// Error response in the form of the request, unary or stream.
     pub(super) fn for_request(self, headers: &HeaderMap) -> Response {
         let kind = headers.get(header::CONTENT_TYPE);
         let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/connect+"));
@@ -119,7 +120,7 @@ impl From<Error> for ConnectError {
             code if is_sandbox_ended(code) => return Self::sandbox_ended(),
             Code::FileExists => "already_exists",
             Code::UnknownUser => "unauthenticated",
-            // Whatever is exhausted is told as a rate limit by the SDKs.
+            // The SDKs report `resource_exhausted` as a rate limit.
             Code::StdinClosed | Code::DiskFull => "internal",
             Code::TooLarge => "invalid_argument",
             code => match code.category() {
@@ -154,12 +155,12 @@ fn envelope(flags: u8, message: &impl Serialize) -> Bytes {
     bytes.into()
 }
 
-/// One message of a stream.
+/// Envelope with a message.
 pub(super) fn message(message: &impl Serialize) -> Bytes {
     envelope(0, message)
 }
 
-/// The last envelope of a stream that went well.
+/// Last envelope of a successful stream.
 pub(super) fn end_of_stream() -> Bytes {
     envelope(END_OF_STREAM_FLAG, &json!({}))
 }
@@ -167,38 +168,39 @@ pub(super) fn end_of_stream() -> Bytes {
 /// The next envelope of a stream.
 pub(super) type Envelope = Result<Bytes, SandboxGone>;
 
-/// Breaks off a stream whose sandbox is gone. E2B's clients then ask `/health`, and report on 502 that the sandbox was killed
-/// or reached its end of life. A last envelope would make them report a timeout.
+/// Aborts a stream whose sandbox is gone. The E2B SDKs then request `/health`; on 502 they report
+/// that the sandbox was killed or has expired. After a last envelope they would report a timeout.
 #[derive(Debug, thiserror::Error)]
 #[error("the sandbox is gone")]
 pub(super) struct SandboxGone;
 
-/// The end of a stream whose sandbox has ended: a broken connection if it is gone, else the last envelope, because
-/// `/health` answers 204 for a sandbox that a request starts again.
+/// End of a stream whose sandbox has ended. If the sandbox is gone, the connection is reset.
+/// Otherwise returns the last envelope, because `/health` responds with 204 for a sandbox that a
+/// request can resume.
 pub(super) async fn end_with(sandbox: &SandboxAccess, connection: &Connection) -> Envelope {
     if sandbox.is_gone().await {
         connection.reset_at_close();
-        // What was sent before must leave the buffers first.
+        // Lets hyper send buffered data first.
         tokio::task::yield_now().await;
         return Err(SandboxGone);
     }
     Ok(ConnectError::sandbox_ended().envelope())
 }
 
-/// A stream of envelopes; its maker sends the last one.
+/// Stream response; the stream must include the last envelope.
 pub(super) fn stream(envelopes: impl Stream<Item = Envelope> + Send + 'static) -> Response {
     let body = Body::from_stream(envelopes);
     ([(header::CONTENT_TYPE, STREAM_CONTENT_TYPE)], body).into_response()
 }
 
-/// A message, read leniently: fields that are not known are somebody's later version, and noted in the log.
+/// Deserializes a message. Unknown fields are logged: newer clients may send them.
 fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ConnectError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     let read: WithUnknownFields<T> = malformed::read_json(bytes)?;
     Ok(read.log_unknown())
 }
 
-/// The only message of a call that is no stream.
+/// Message of a unary call.
 #[derive(Debug)]
 pub(super) struct Unary<T>(pub(super) T);
 
@@ -223,7 +225,7 @@ fn too_large() -> ConnectError {
     ConnectError::new("invalid_argument", message)
 }
 
-/// The messages of a call, as they come.
+/// Messages of a streaming request.
 pub(super) struct RequestStream {
     body: BodyDataStream,
     buffer: BytesMut,
@@ -237,13 +239,13 @@ impl RequestStream {
         }
     }
 
-    /// The first message, of a call that has one.
+    /// The first message, which must exist.
     pub(super) async fn only<T: DeserializeOwned>(mut self) -> Result<T, ConnectError> {
         let first = self.next().await?;
         first.ok_or_else(|| ConnectError::new("invalid_argument", "the call has no message"))
     }
 
-    /// The next message; nothing at the end.
+    /// The next message; `None` at the end.
     pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ConnectError> {
         loop {
             if let Some((flags, message)) = self.take_envelope()? {
@@ -256,12 +258,12 @@ impl RequestStream {
                 Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
                 Some(Err(error)) => return Err(ConnectError::new("canceled", error.to_string())),
                 None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(ConnectError::new("invalid_argument", "the call broke off")),
+                None => return Err(ConnectError::new("invalid_argument", "the request is incomplete")),
             }
         }
     }
 
-    /// Takes the first whole envelope off what has come.
+    /// Splits the first complete envelope off the buffer.
     fn take_envelope(&mut self) -> Result<Option<(u8, Bytes)>, ConnectError> {
         let Some(([flags, length @ ..], _)) = self.buffer.split_first_chunk::<5>() else {
             return Ok(None);
@@ -271,7 +273,7 @@ impl RequestStream {
             return Err(too_large());
         }
         if flags & 1 != 0 {
-            let message = "compressed messages are not taken";
+            let message = "compressed messages are not supported";
             return Err(ConnectError::new("unimplemented", message));
         }
         if self.buffer.len() < 5 + length {
@@ -287,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_told_by_the_code_that_the_sdks_know_it_by() {
+    fn errors_map_to_connect_codes() {
         for (code, expected) in [
             (Code::InvalidRequest, "invalid_argument"),
             (Code::CwdNotFound, "invalid_argument"),
@@ -296,11 +298,11 @@ mod tests {
             (Code::ExecNotFound, "not_found"),
             (Code::FileExists, "already_exists"),
             (Code::StdinClosed, "internal"),
-            // A rate limit is one, and nothing else is.
+            // Only a rate limit is `resource_exhausted`.
             (Code::RateLimited, "resource_exhausted"),
             (Code::DiskFull, "internal"),
             (Code::TooLarge, "invalid_argument"),
-            // The sandbox is gone.
+            // The sandbox no longer runs.
             (Code::SandboxNotFound, "unavailable"),
             (Code::SandboxPaused, "unavailable"),
             (Code::SandboxStopped, "unavailable"),
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_that_is_too_large_is_the_callers_mistake() {
+    async fn too_large_message_is_invalid_argument() {
         let body = || Body::from(vec![b' '; MAX_MESSAGE_BYTES + 1]);
         let request = Request::new(body());
         let unary = Unary::<Value>::from_request(request, &()).await;

@@ -1,7 +1,8 @@
-//! E2B's control API: sandboxes by key.
+//! E2B's control API: sandboxes, authenticated by API key.
 
 mod list;
 mod logs;
+mod metrics;
 mod requests;
 mod responses;
 
@@ -19,7 +20,7 @@ use crate::e2b::lenient::LenientJson;
 use requests::{Connect, CreateSandbox, Pause, Refresh, Resume, Timeout};
 use responses::{Domain, Sandbox, SandboxDetail};
 
-/// Every route, below `/e2b`.
+/// All routes, mounted at `/e2b`.
 pub(crate) fn routes() -> Router<AppState> {
     Router::new()
         .route("/sandboxes", post(create).get(list::running))
@@ -32,8 +33,8 @@ pub(crate) fn routes() -> Router<AppState> {
         .route("/sandboxes/{id}/resume", post(resume))
         .route("/sandboxes/{id}/pause", post(pause))
         .route("/sandboxes/{id}/network", put(network))
-        .route("/sandboxes/metrics", get(logs::latest))
-        .route("/sandboxes/{id}/metrics", get(logs::metrics))
+        .route("/sandboxes/metrics", get(metrics::latest))
+        .route("/sandboxes/{id}/metrics", get(metrics::metrics))
         .route("/sandboxes/{id}/logs", get(logs::lines))
         .route("/v2/sandboxes/{id}/logs", get(logs::entries))
         .route("/sandboxes/{id}/fork", any(forks))
@@ -58,7 +59,7 @@ async fn route_not_found() -> E2bError {
 }
 
 async fn method_not_allowed() -> E2bError {
-    let message = "there is no such method here";
+    let message = "method not allowed";
     E2bError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
@@ -84,18 +85,18 @@ async fn secrets(_: E2bAuth) -> E2bError {
     E2bError::unsupported("secrets")
 }
 
-/// The id alone: clients may write more behind it.
+/// The sandbox id; older clients append a client id after a hyphen.
 fn id_of(path: &str) -> &str {
     path.split('-').next().unwrap_or(path)
 }
 
-/// In the words that their users search for.
+/// 404 with E2B's message.
 fn not_found(id: &str) -> E2bError {
     let message = format!("Sandbox \"{id}\" doesn't exist or you don't have access to it");
     E2bError::new(StatusCode::NOT_FOUND, message)
 }
 
-/// A failure about one sandbox.
+/// Converts errors about one sandbox.
 fn for_sandbox(id: &str) -> impl Fn(Error) -> E2bError {
     move |error| match error.code {
         Code::SandboxNotFound => not_found(id),
@@ -103,7 +104,7 @@ fn for_sandbox(id: &str) -> impl Fn(Error) -> E2bError {
     }
 }
 
-/// A sandbox of the caller's that E2B's clients may know of.
+/// Finds a sandbox of the caller. Failed ones are hidden from E2B clients.
 fn find(app: &AppState, caller: &RequestContext, id: &str) -> E2bResult<SandboxView> {
     let found = app.core.sandbox(caller, id).map_err(for_sandbox(id))?;
     match found.row.state {
@@ -112,12 +113,12 @@ fn find(app: &AppState, caller: &RequestContext, id: &str) -> E2bResult<SandboxV
     }
 }
 
-/// What the clients of E2B's code interpreter are made from, if nothing else is said.
+/// Default template of E2B's code interpreter SDK.
 const INTERPRETER: &str = "code-interpreter-v1";
 
 type Created = E2bResult<(StatusCode, Json<Sandbox>)>;
 
-/// As older clients ask: 15 seconds, if they say nothing.
+/// Version 1: the default timeout is 15 seconds.
 async fn create(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,
@@ -208,7 +209,7 @@ async fn timeout(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Never shortens.
+/// Extends the timeout; never shortens it.
 async fn refresh(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,
@@ -223,7 +224,7 @@ async fn refresh(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Makes it run if it does not; never shortens its life.
+/// Starts or resumes the sandbox; never shortens its timeout.
 async fn connect(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,
@@ -242,7 +243,7 @@ async fn connect(
     Ok((status, Json(Sandbox::new(&app, domain, &sandbox))))
 }
 
-/// As older clients connect.
+/// Older form of `connect`.
 async fn resume(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,
@@ -258,7 +259,7 @@ async fn resume(
     Ok((StatusCode::CREATED, Json(sandbox)))
 }
 
-/// With its memory it is paused; without, it is stopped.
+/// Pauses with memory, or stops without.
 async fn pause(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,
@@ -277,7 +278,7 @@ async fn pause(
     }
 }
 
-/// Replaces everything: what is not named is cleared.
+/// Replaces all rules; omitted ones are cleared.
 async fn network(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,
@@ -292,7 +293,7 @@ async fn network(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What is asked for and cannot be had is refused, not ignored.
+/// Rejects an unsupported option instead of ignoring it.
 fn refuse_if_given(value: Option<&Value>, what: &str) -> E2bResult<()> {
     let empty = match value {
         None | Some(Value::Null | Value::Bool(false)) => true,

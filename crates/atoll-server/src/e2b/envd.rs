@@ -1,5 +1,5 @@
-//! What E2B runs inside each of its sandboxes, and this server does from outside: commands and files by the
-//! sandbox's token.
+//! E2B's daemon (envd), emulated by the server: commands and files of a sandbox, authenticated by
+//! its access token.
 
 mod files;
 mod filesystem;
@@ -23,7 +23,7 @@ use super::router;
 use crate::AppState;
 use crate::serve::Connection;
 
-/// Every route of port 49983.
+/// All routes of port 49983.
 pub(super) fn routes(app: &AppState) -> Router {
     let closed = process::routes()
         .merge(filesystem::routes())
@@ -42,12 +42,12 @@ async fn health() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Also for what their daemon does for its own machinery (`/init`, `/freeze` and others), which nobody outside may.
+/// Also for envd's internal routes, such as `/init` and `/freeze`.
 async fn not_found() -> E2bError {
     E2bError::new(StatusCode::NOT_FOUND, "there is no such route")
 }
 
-/// A refusal in the form of what was called: calls of services fail otherwise than routes do.
+/// Error response in the form of the route: services use Connect RPC errors.
 fn error_response(error: Error, request: &Request) -> Response {
     let path = request.uri().path();
     if path.starts_with("/process.") || path.starts_with("/filesystem.") {
@@ -56,7 +56,7 @@ fn error_response(error: Error, request: &Request) -> Response {
     E2bError::from(error).into_response()
 }
 
-/// Lets only those in who show the sandbox's token.
+/// Middleware that requires the sandbox's access token.
 async fn require_token(
     Extension(sandbox): Extension<SandboxRef>,
     request: Request,

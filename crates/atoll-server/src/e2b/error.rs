@@ -1,5 +1,5 @@
-//! How E2B's clients are told that something went wrong: `code`, a number, and `message`. They decide by the
-//! number in the body, not by the status.
+//! Errors of the E2B interface: JSON with the number `code` and `message`. The E2B SDKs evaluate
+//! the number in the body, not the status.
 
 use atoll_core::RequestContext;
 use atoll_model::{Category, Code, Error};
@@ -14,25 +14,25 @@ use crate::AppState;
 use crate::auth::Authenticated;
 use crate::error::{ApiError, add_challenge};
 
-/// A refusal on its way out.
+/// Error response of an E2B route.
 #[derive(Debug)]
 pub(super) struct E2bError {
     status: StatusCode,
     message: String,
     retry_after: Option<u32>,
-    /// The sandbox it is about does not run any more.
+    /// The sandbox no longer runs.
     sandbox_ended: bool,
 }
 
-/// On an answer: the sandbox does not run any more. Who asks something in a sandbox is told that in one way only.
+/// Marks a response: the sandbox no longer runs. The router replaces it by one uniform response.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SandboxEnded;
 
-/// On an answer whose status does not say so: the call failed.
+/// Marks a response of a failed call with a successful status.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CallFailed;
 
-/// Whether a failure says that the sandbox does not run, or not any more.
+/// Whether an error means that the sandbox does not run.
 pub(super) fn is_sandbox_ended(code: Code) -> bool {
     matches!(
         code,
@@ -40,7 +40,7 @@ pub(super) fn is_sandbox_ended(code: Code) -> bool {
     )
 }
 
-/// What a route for E2B's clients returns.
+/// Result of an E2B handler.
 pub(super) type E2bResult<T = Response> = Result<T, E2bError>;
 
 impl E2bError {
@@ -53,7 +53,7 @@ impl E2bError {
         }
     }
 
-    /// Something that E2B has and this server does not, yet.
+    /// A feature of E2B that this server does not support.
     pub(super) fn unsupported(what: &str) -> Self {
         let message =
             format!("Atoll does not support {what} yet: see docs/guides/e2b.md for what it does");
@@ -61,7 +61,7 @@ impl E2bError {
     }
 }
 
-/// The same refusal with the words that say what to do.
+/// Message with the remedy.
 fn full_message(error: &Error) -> String {
     match &error.remedy {
         Some(remedy) => format!("{}: {remedy}", error.message),
@@ -99,7 +99,7 @@ impl IntoResponse for E2bError {
     }
 }
 
-/// Whoever brings a key. Their clients know one number for a key that is no good.
+/// Extractor for the caller. Every authentication error becomes 401, which the SDKs expect.
 #[derive(Debug)]
 pub(super) struct E2bAuth(pub(super) RequestContext);
 

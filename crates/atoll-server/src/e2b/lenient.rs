@@ -1,4 +1,5 @@
-//! What E2B's clients send: fields that are not known are of a later version, and are noted in the log.
+//! Lenient extractors for E2B clients: unknown fields, which newer clients may send, are accepted
+//! and their names logged.
 
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::StatusCode;
@@ -9,10 +10,10 @@ use serde::{Deserialize, Deserializer};
 use super::error::E2bError;
 use crate::malformed;
 
-/// The largest body.
+/// Largest body.
 const MAX_BODY_BYTES: usize = 1 << 20;
 
-/// Something that was sent, and the names in it that nobody knows here.
+/// A value, and the names of unknown fields.
 #[derive(Debug)]
 pub(super) struct WithUnknownFields<T> {
     value: T,
@@ -29,22 +30,22 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for WithUnknownFields<T> {
 }
 
 impl<T> WithUnknownFields<T> {
-    /// What was sent, for who only looks at it.
+    /// The value, without logging.
     pub(super) fn into_inner(self) -> T {
         self.value
     }
 
-    /// What was sent, once the log has the rest: names alone, in the line of the request.
+    /// The value, after logging the names of unknown fields, without their values.
     pub(super) fn log_unknown(self) -> T {
         if !self.unknown.is_empty() {
             let fields = self.unknown.join(" ");
-            tracing::info!(fields, "fields that nobody knows here");
+            tracing::info!(fields, "unknown fields");
         }
         self.value
     }
 }
 
-/// A JSON body, or none at all.
+/// JSON body; an empty body is an empty object.
 #[derive(Debug)]
 pub(super) struct LenientJson<T>(pub(super) T);
 
@@ -63,7 +64,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for LenientJson<T> {
     }
 }
 
-/// What stands behind the question mark.
+/// Query parameters.
 #[derive(Debug)]
 pub(super) struct LenientQuery<T>(pub(super) T);
 

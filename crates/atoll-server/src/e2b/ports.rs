@@ -1,5 +1,5 @@
-//! A request to a port of a sandbox, and its answer back: HTTP, and whatever the connection is upgraded to. The request
-//! was admitted before ([`super::router`]).
+//! Reverse proxy to ports of sandboxes: HTTP and upgraded connections. Access was checked before
+//! ([`super::router`]).
 
 mod credentials;
 
@@ -24,7 +24,7 @@ use crate::AppState;
 use crate::middleware::{FromSandbox, request_authority};
 use crate::serve::{Connection, IdleExemption};
 
-/// What is said between two ends of one connection, and not to those behind.
+/// Hop-by-hop headers (RFC 9110).
 const HOP_BY_HOP: [HeaderName; 7] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -35,7 +35,7 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     header::UPGRADE,
 ];
 
-/// Hands a request to a port, and its answer back.
+/// Forwards a request to a port and returns its response.
 pub(super) async fn forward(
     State(app): State<AppState>,
     Extension(sandbox): Extension<SandboxRef>,
@@ -70,13 +70,14 @@ pub(super) async fn forward(
             response
         }
         Err(failure) => {
-            tracing::debug!(sandbox = id, port, %failure, "a port did not answer");
+            tracing::debug!(sandbox = id, port, %failure, "request to a port failed");
             router::port_closed(&id, port)
         }
     }
 }
 
-/// Completes when the caller's key is not accepted any more, or the server shuts down; never for a caller without one.
+/// Completes when the caller's key becomes invalid or the server shuts down; never for callers
+/// without a key.
 async fn stream_end(core: Core, caller: PortCaller) {
     match caller.context {
         Some(caller) => {
@@ -96,10 +97,10 @@ async fn exchange(
     let message = |error: hyper::Error| error.to_string();
     let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream));
     let (mut sender, connection) = connected.await.map_err(message)?;
-    // Its failure is the answer's.
+    // Its errors also fail the request.
     tokio::spawn(connection.with_upgrades());
     let outside = request.extensions_mut().remove::<OnUpgrade>();
-    // How slow a client may be is up to the server inside.
+    // The program in the sandbox decides how slow a client may be.
     if let Some(exemption) = request.extensions().get::<IdleExemption>() {
         exemption.exempt();
     }
@@ -116,7 +117,7 @@ async fn exchange(
         });
         return Ok(response.map(|_| Body::empty()));
     }
-    // The sandbox is in use until the answer is whole.
+    // Each chunk counts as activity.
     Ok(response.map(|body| {
         Body::new(body.map_frame(move |frame| {
             access.record_activity();
@@ -125,10 +126,10 @@ async fn exchange(
     }))
 }
 
-/// Makes a request one that comes from the next room.
+/// Converts a request for the connection to the sandbox: headers, credentials, path, version.
 fn prepare_request(sandbox: &SandboxRef, request: &mut Request) {
     strip_hop_by_hop(request.headers_mut());
-    // HTTP/2 names the host in the address; the servers inside look for the header.
+    // Programs expect the `Host` header, which HTTP/2 replaces by `:authority`.
     let host = request_authority(request.uri(), request.headers());
     if let Some(host) = host.and_then(|host| HeaderValue::from_str(&host).ok()) {
         request.headers_mut().insert(header::HOST, host);
@@ -140,7 +141,7 @@ fn prepare_request(sandbox: &SandboxRef, request: &mut Request) {
     *request.version_mut() = Version::HTTP_11;
 }
 
-/// Takes out what is for the next connection only; what a connection is to become stays.
+/// Removes hop-by-hop headers, except an upgrade.
 fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let upgrade = headers.get(header::UPGRADE).cloned();
     let named: Vec<HeaderName> = headers
@@ -159,7 +160,7 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Carries bytes both ways for as long as both ends want.
+/// Copies an upgraded connection in both directions until either side closes.
 async fn copy_upgraded(access: SandboxAccess, outside: OnUpgrade, inside: OnUpgrade) {
     let (Ok(outside), Ok(inside)) = tokio::join!(outside, inside) else {
         return;

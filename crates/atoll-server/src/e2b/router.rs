@@ -1,4 +1,5 @@
-//! Sends what is for a sandbox there, if it may go.
+//! Routes requests for sandboxes, by header, host name or signature, before the routes of the API,
+//! and checks access.
 
 mod access;
 mod error_page;
@@ -30,7 +31,7 @@ pub(crate) use target::ENVD;
 pub(super) use target::Target;
 use target::{InvalidTarget, host, is_subdomain};
 
-/// What stands before every route.
+/// Routers of both surfaces of a sandbox.
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxRouter {
     config: Arc<Config>,
@@ -45,7 +46,7 @@ impl SandboxRouter {
             if surface == Surface::Port {
                 router = router.layer(from_fn(error_page::html_for_browsers));
             } else if !app.config.origins.is_empty() {
-                // Also before the door: what is asked before a call has none of its headers.
+                // Outside the access check: preflight requests carry no credentials.
                 router = router.layer(cors::cors(&app.config));
             }
             with_request_log(router, app, surface)
@@ -63,7 +64,7 @@ impl SandboxRouter {
     }
 }
 
-/// Sends what is for a sandbox there, before any route of ours is looked at.
+/// Middleware that handles requests for sandboxes and passes on all others.
 pub(crate) async fn route_to_sandbox(
     State(router): State<SandboxRouter>,
     mut request: Request,
@@ -87,7 +88,7 @@ pub(crate) async fn route_to_sandbox(
     surface_router.oneshot(request).await.into_response()
 }
 
-/// At `api.DOMAIN` E2B's control API is the only one.
+/// At `api.DOMAIN` only E2B's control API is served.
 fn rewrite_to_e2b_path(request: &mut Request) {
     let path = request
         .uri()
@@ -98,11 +99,11 @@ fn rewrite_to_e2b_path(request: &mut Request) {
     };
     let mut parts = std::mem::take(request.uri_mut()).into_parts();
     parts.path_and_query = Some(path);
-    // Only the path is another.
+    // Cannot fail: only the path changes.
     *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
 }
 
-/// Finds the sandbox a request is for: one that is there, or going to be because of this.
+/// Finds the sandbox of a request and checks access. The sandbox must run, or resume on requests.
 async fn resolve_target(
     State(app): State<AppState>,
     Extension(target): Extension<Result<Target, InvalidTarget>>,
@@ -124,7 +125,7 @@ async fn resolve_target(
     };
     let shown = PresentedCredentials::from_request(&app, &target, found.as_ref(), &request);
     let by_token = shown.token;
-    // Of a host that is this port's alone: a cookie is for a host.
+    // Only for a host name that contains the port: cookies are scoped to hosts.
     let link = shown.link.clone().filter(|_| target.by_host);
     let is_over_tls = is_over_tls(request.headers(), request.extensions());
     let verdict = match authorize(&app, target.port, found.as_ref(), shown).await {
@@ -159,7 +160,7 @@ async fn resolve_target(
     }
 }
 
-/// The sandbox that a request names, or whose token signed its link.
+/// The sandbox that a request names, or whose token signed its URL.
 fn find_sandbox(
     app: &AppState,
     target: &Target,
@@ -174,17 +175,17 @@ fn find_sandbox(
     envd::signature::find_sandbox(&app.core, client, request.method(), request.uri()).map(Some)
 }
 
-/// What admitted a request to a port.
+/// The credential that admitted a request to a port.
 #[derive(Debug, Clone)]
 pub(super) struct PortCaller {
-    /// Of a key or ticket.
+    /// The caller, for a key or a ticket.
     pub(super) context: Option<RequestContext>,
-    /// The sandbox's token, or a signed link.
+    /// Admitted by the sandbox's token or a signed URL.
     pub(super) by_token: bool,
 }
 
-/// Who does not name a sandbox by the host asks by a name of ours, as everybody does; commands and files are for pages
-/// of listed origins only. Who may see what is served on a port is up to the program there.
+/// Checks the host, unless it names the sandbox, and, for commands and files, the origin. Requests
+/// to ports may come from any origin: the program there decides.
 fn check_host_and_origin(target: &Target, request: &Request, config: &Config) -> Result<(), Error> {
     let authority = request_authority(request.uri(), request.headers());
     let host = authority.as_deref().map(host_of).unwrap_or_default();
@@ -197,7 +198,8 @@ fn check_host_and_origin(target: &Target, request: &Request, config: &Config) ->
     Ok(())
 }
 
-/// Whether a call failed because its sandbox went away under it: then that is what failed, whatever was noticed first.
+/// Whether a call failed because its sandbox ended during the call. Then every error is reported as
+/// that.
 fn ended_during_call(sandbox: &SandboxRef, response: &Response) -> bool {
     let (status, markers) = (response.status(), response.extensions());
     if markers.get::<FromSandbox>().is_some() {
@@ -208,7 +210,7 @@ fn ended_during_call(sandbox: &SandboxRef, response: &Response) -> bool {
     markers.get::<SandboxEnded>().is_some() || failed && !is_available(sandbox)
 }
 
-/// Running, or going to run because of this.
+/// Whether the sandbox runs or resumes on requests.
 fn is_available(sandbox: &SandboxRef) -> bool {
     match sandbox.state() {
         _ if sandbox.is_deleted() => false,
@@ -218,13 +220,13 @@ fn is_available(sandbox: &SandboxRef) -> bool {
     }
 }
 
-/// Read by the SDKs: words and number.
+/// The SDKs evaluate message and number.
 pub(super) fn not_found(sandbox: &str) -> Response {
     let body = json!({ "sandboxId": sandbox, "message": "The sandbox was not found", "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
-/// Read by the SDKs: words and number.
+/// The SDKs evaluate message and number.
 pub(super) fn port_closed(sandbox: &str, port: u16) -> Response {
     let body = json!({
         "sandboxId": sandbox,
@@ -236,12 +238,12 @@ pub(super) fn port_closed(sandbox: &str, port: u16) -> Response {
 }
 
 fn token_missing(sandbox: &str) -> Response {
-    let message = "the sandbox serves only those who show its traffic access token";
+    let message = "this port requires the sandbox's traffic access token";
     let body = json!({ "sandboxId": sandbox, "message": message, "code": 403 });
     (StatusCode::FORBIDDEN, Json(body)).into_response()
 }
 
-/// Whether a request shows the token of a door.
+/// Whether a request has the sandbox's token for a scope.
 pub(super) fn presents_token(sandbox: &SandboxRef, door: TokenScope, headers: &HeaderMap) -> bool {
     header_value(headers, door.header()).is_some_and(|token| sandbox.verify_token(door, token))
 }

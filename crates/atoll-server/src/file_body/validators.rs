@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_decides_and_without_one_a_time() {
+    fn etag_takes_precedence_over_last_modified() {
         let validators =
             Validators::from_entry(&file(784_111_777_500_000_000, 5)).expect("a version");
         assert_eq!(validators.last_modified, "Sun, 06 Nov 1994 08:49:37 GMT");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_continues_only_the_very_same_file() {
+    fn if_range_needs_an_exact_match() {
         let validators =
             Validators::from_entry(&file(784_111_777_500_000_000, 5)).expect("a version");
         let weak = format!("W/{}", validators.etag);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_is_another_version_and_what_is_made_up_has_none() {
+    fn changes_give_new_validators_and_generated_files_have_none() {
         let validators = |modified, size| Validators::from_entry(&file(modified, size));
         assert_ne!(validators(1, 5), validators(2, 5));
         assert_ne!(validators(1, 5), validators(1, 6));

@@ -8,8 +8,8 @@ use super::*;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-#[allow(dead_code, reason = "only reading is of interest")]
-struct Asked {
+#[allow(dead_code, reason = "only deserialization is tested")]
+struct Body {
     timeout: Option<i64>,
     #[serde(rename = "memoryMB")]
     memory_mb: Option<u32>,
@@ -23,7 +23,7 @@ struct Asked {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(dead_code, reason = "only reading is of interest")]
+#[allow(dead_code, reason = "only deserialization is tested")]
 struct Limits {
     cpus: f64,
 }
@@ -38,19 +38,19 @@ enum Action {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Nothing {}
+struct Empty {}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(dead_code, reason = "only reading is of interest")]
-struct Listed {
+#[allow(dead_code, reason = "only deserialization is tested")]
+struct ListQuery {
     path: String,
     limit: Option<u32>,
     recursive: Option<bool>,
 }
 
-/// The message, the remedy and the field of a refusal.
-fn told(error: Error) -> (String, String, String) {
+/// Message, remedy and field of an error.
+fn parts(error: Error) -> (String, String, String) {
     assert_eq!(error.code, Code::InvalidRequest);
     let remedy = error.remedy.unwrap_or_default();
     let field = error.details.get("field").cloned();
@@ -58,7 +58,7 @@ fn told(error: Error) -> (String, String, String) {
 }
 
 #[test]
-fn a_body_that_cannot_be_read_names_field_expectation_value_and_remedy() {
+fn invalid_body_error_names_field_expected_value_and_remedy() {
     for (body, message, remedy) in [
         (
             r#"{"timeout":"5m"}"#,
@@ -141,14 +141,14 @@ fn a_body_that_cannot_be_read_names_field_expectation_value_and_remedy() {
             r#"send one JSON object, such as {"timeout": 300}"#,
         ),
     ] {
-        let (found, what, field) = told(read_object::<Asked>(body.as_bytes()).unwrap_err());
+        let (found, what, field) = parts(read_object::<Body>(body.as_bytes()).unwrap_err());
         assert_eq!((found.as_str(), what.as_str()), (message, remedy), "{body}");
         assert_eq!(message.split(':').next(), Some(field.as_str()), "{body}");
     }
 }
 
 #[test]
-fn a_body_that_is_no_json_is_named_so_with_its_place() {
+fn invalid_json_error_has_line_and_column() {
     for (body, place) in [
         ("{bad", "line 1, column 2"),
         ("{\"timeout\":", "line 1, column 11"),
@@ -156,7 +156,7 @@ fn a_body_that_is_no_json_is_named_so_with_its_place() {
         ("{}\n{}", "line 2, column 1"),
         ("nothing", "line 1, column 2"),
     ] {
-        let (message, remedy, field) = told(read_object::<Asked>(body.as_bytes()).unwrap_err());
+        let (message, remedy, field) = parts(read_object::<Body>(body.as_bytes()).unwrap_err());
         let begin = format!("body: expected a JSON object, got invalid JSON at {place}: ");
         assert!(message.starts_with(&begin), "{body}: {message}");
         assert!(remedy.contains("double quotes"), "{remedy}");
@@ -165,25 +165,25 @@ fn a_body_that_is_no_json_is_named_so_with_its_place() {
 }
 
 #[test]
-fn a_request_without_fields_says_that_it_has_none() {
-    let refused = read_object::<Nothing>(br#"{"timeout":5}"#).unwrap_err();
-    let (message, remedy, _) = told(refused);
+fn unknown_field_without_known_ones() {
+    let refused = read_object::<Empty>(br#"{"timeout":5}"#).unwrap_err();
+    let (message, remedy, _) = parts(refused);
     assert_eq!(message, "timeout: this request has no such field");
     assert_eq!(remedy, "leave it out: this request has none");
 }
 
 #[test]
-fn a_value_in_a_message_has_an_end() {
+fn long_values_are_truncated_in_messages() {
     let body = format!(r#"{{"timeout":"{}"}}"#, "ä".repeat(10_000));
-    let refused = read_object::<Asked>(body.as_bytes()).unwrap_err();
+    let refused = read_object::<Body>(body.as_bytes()).unwrap_err();
     assert!(refused.message.chars().count() < 150, "{refused}");
     let body = format!(r#"{{"{}":1}}"#, "x".repeat(1000));
-    let refused = read_object::<Asked>(body.as_bytes()).unwrap_err();
+    let refused = read_object::<Body>(body.as_bytes()).unwrap_err();
     assert!(refused.message.chars().count() < 150, "{refused}");
 }
 
 #[test]
-fn a_query_that_cannot_be_read_names_parameter_expectation_value_and_remedy() {
+fn invalid_query_error_names_parameter_expected_value_and_remedy() {
     for (query, message, remedy) in [
         (
             "path=/&limit=ten",
@@ -217,7 +217,7 @@ fn a_query_that_cannot_be_read_names_parameter_expectation_value_and_remedy() {
         ),
     ] {
         let uri: Uri = format!("/files?{query}").parse().unwrap();
-        let (found, what, field) = told(read_query::<Listed>(&uri).unwrap_err());
+        let (found, what, field) = parts(read_query::<ListQuery>(&uri).unwrap_err());
         assert_eq!(
             (found.as_str(), what.as_str()),
             (message, remedy),

@@ -1,4 +1,4 @@
-//! Lists of sandboxes, with every filter their clients have.
+//! Sandbox lists with E2B's filters.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ fn invalid(message: impl Into<String>) -> E2bError {
     E2bError::new(StatusCode::BAD_REQUEST, message)
 }
 
-/// Names and values, each encoded once more than a query already is.
+/// Parses the metadata filter, whose names and values are URL-encoded twice.
 fn metadata(text: &str) -> E2bResult<BTreeMap<String, String>> {
     let pairs: Vec<(String, String)> =
         serde_urlencoded::from_str(text).map_err(|_| invalid("metadata is not a query string"))?;
@@ -48,7 +48,7 @@ fn metadata(text: &str) -> E2bResult<BTreeMap<String, String>> {
         .collect())
 }
 
-/// When it began to run, by which lists are ordered.
+/// Start time and id: the order of lists.
 fn started(view: &SandboxView) -> (i64, &str) {
     let row = &view.row;
     (row.started_at.unwrap_or(row.created_at), row.id.as_str())
@@ -78,24 +78,20 @@ impl ListQuery {
         time.transpose()
     }
 
-    /// Where the page before ended.
+    /// Parses the cursor.
     fn after(&self) -> E2bResult<Option<(i64, String)>> {
         let token = self.next_token.as_ref().filter(|token| !token.is_empty());
         let parsed = token.map(|token| {
             let parts = token.split_once('.');
             let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));
-            parsed.ok_or_else(|| invalid("nextToken is not one of ours"))
+            parsed.ok_or_else(|| invalid("nextToken is invalid"))
         });
         parsed.transpose()
     }
 }
 
-/// What fits, all of it.
-fn matching(
-    app: &AppState,
-    caller: &RequestContext,
-    query: &ListQuery,
-) -> E2bResult<Vec<SandboxView>> {
+/// All sandboxes that match the filters.
+fn matching(app: &AppState, caller: &RequestContext, query: &ListQuery) -> E2bResult<Vec<SandboxView>> {
     if query
         .template
         .as_ref()
@@ -155,7 +151,7 @@ fn page(app: &AppState, caller: &RequestContext, query: &ListQuery) -> E2bResult
     let mut headers = HeaderMap::new();
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    // Not on the last page: an empty one is taken for another.
+    // Not on the last page: clients would request an empty page.
     if let Some(last) = found.last().filter(|_| more) {
         let (time, id) = started(last);
         if let Ok(token) = HeaderValue::from_str(&format!("{time}.{id}")) {
@@ -179,7 +175,7 @@ pub(super) async fn all(
     page(&app, &caller, &query)
 }
 
-/// As older clients list: those that run.
+/// Version 1: running sandboxes only.
 pub(super) async fn running(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,

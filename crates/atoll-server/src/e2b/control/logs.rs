@@ -1,8 +1,8 @@
-//! What sandboxes use and what their commands wrote, in the form that E2B's clients read.
+//! Output of all commands of a sandbox in E2B's form.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use atoll_model::{Code, Error, OutputChunk, Sample, Stream};
+use atoll_model::{Code, Error, OutputChunk, Stream};
 use atoll_worker::LogLine;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -16,102 +16,10 @@ use crate::api_types::Time;
 use crate::e2b::error::{E2bAuth, E2bError, E2bResult};
 use crate::e2b::lenient::LenientQuery;
 
-/// What a sandbox used at a moment; all numbers must be there.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct Metric {
-    timestamp: Time,
-    timestamp_unix: i64,
-    cpu_count: u32,
-    cpu_used_pct: f64,
-    mem_used: u64,
-    mem_total: u64,
-    mem_cache: u64,
-    disk_used: u64,
-    disk_total: u64,
-}
-
-impl From<Sample> for Metric {
-    fn from(sample: Sample) -> Self {
-        Self {
-            timestamp: Time::new(sample.at),
-            timestamp_unix: sample.at / 1_000_000,
-            cpu_count: sample.limits.cpus.0.div_ceil(1000).max(1),
-            cpu_used_pct: sample.cpu_percent,
-            mem_used: sample.memory.0,
-            mem_total: sample.limits.memory.0,
-            mem_cache: sample.cache.0,
-            // A new one has not been measured.
-            disk_used: sample.disk.map_or(0, |disk| disk.0),
-            disk_total: sample.limits.disk.0,
-        }
-    }
-}
-
-/// Seconds since 1970.
-#[derive(Debug, Deserialize)]
-pub(super) struct MetricsQuery {
-    start: Option<i64>,
-    end: Option<i64>,
-}
-
-pub(super) async fn metrics(
-    State(app): State<AppState>,
-    E2bAuth(caller): E2bAuth,
-    Path(id): Path<String>,
-    LenientQuery(query): LenientQuery<MetricsQuery>,
-) -> E2bResult<Json<Vec<Metric>>> {
-    let id = id_of(&id);
-    find(&app, &caller, id)?;
-    let from = query.start.unwrap_or(i64::MIN).saturating_mul(1_000_000);
-    // The second that is named last is part of it.
-    let end = query.end.map(|end| end.saturating_add(1));
-    let to = end.unwrap_or(i64::MAX).saturating_mul(1_000_000);
-    let access = app.core.peek(&caller, id).map_err(for_sandbox(id))?;
-    let samples = access.runtime().samples(access.id(), from, to);
-    let samples = samples.map_err(for_sandbox(id))?.into_iter();
-    Ok(Json(samples.map(Metric::from).collect()))
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct LatestMetricsQuery {
-    sandbox_ids: String,
-}
-
-/// How many sandboxes one question may be about.
-const MAX_SANDBOXES: usize = 100;
-
-/// The last sample of each. Who is not there is not in the answer.
-pub(super) async fn latest(
-    State(app): State<AppState>,
-    E2bAuth(caller): E2bAuth,
-    LenientQuery(query): LenientQuery<LatestMetricsQuery>,
-) -> E2bResult<Json<Value>> {
-    let ids: Vec<&str> = query.sandbox_ids.split(',').map(id_of).collect();
-    if ids.len() > MAX_SANDBOXES {
-        let message = format!("sandbox_ids: give {MAX_SANDBOXES} at most");
-        return Err(E2bError::new(StatusCode::BAD_REQUEST, message));
-    }
-    let mut found = BTreeMap::new();
-    for id in ids {
-        let samples = app.core.peek(&caller, id).and_then(|access| {
-            let samples = access.runtime().samples(access.id(), i64::MIN, i64::MAX);
-            Ok(samples?.pop())
-        });
-        match samples {
-            Ok(Some(sample)) => found.insert(id, Metric::from(sample)),
-            Ok(None) => None,
-            Err(error) if error.code == Code::SandboxNotFound => None,
-            Err(error) => return Err(error.into()),
-        };
-    }
-    Ok(Json(json!({ "sandboxes": found })))
-}
-
-/// How many lines an answer has at most, and has if nothing is said.
+/// Default and maximum number of lines.
 const MAX_LINES: usize = 1000;
 
-/// A line with what it is about. Its time is that of its command's begin.
+/// A log line. Its time is the start time of its command.
 #[derive(Debug, Serialize)]
 struct LogEntry {
     timestamp: Time,
@@ -130,7 +38,7 @@ enum Level {
 }
 
 impl LogEntry {
-    /// Ends and gaps are no lines.
+    /// `None` for exits and gaps.
     fn from_log(logged: &LogLine) -> Option<Self> {
         let OutputChunk::Data { stream, bytes, .. } = &logged.content else {
             return None;
@@ -160,7 +68,7 @@ enum Direction {
     Backward,
 }
 
-/// Which lines. Times are milliseconds since 1970.
+/// Filters for lines. Times are Unix milliseconds.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct LogsQuery {
     #[serde(alias = "start")]
@@ -185,7 +93,7 @@ impl LogsQuery {
             && search.is_none_or(|words| line.message.contains(words.as_str()))
     }
 
-    /// The first or the last of those that fit, in the order that was asked for.
+    /// The first or last matching lines, in the requested order.
     fn select(
         &self,
         mut lines: impl FnMut() -> Result<Option<LogLine>, Error>,
@@ -231,13 +139,13 @@ async fn read(
         .runtime()
         .logs(access.id(), None)
         .map_err(for_sandbox(id))?;
-    // All of it may be read, from files.
+    // May read large files.
     let read = tokio::task::spawn_blocking(move || query.select(|| logs.try_next(), limit));
-    let lost = |_| Error::new(Code::Internal, "the logs were not read to their end");
+    let lost = |_| Error::new(Code::Internal, "failed to read the logs");
     Ok(read.await.map_err(lost)??)
 }
 
-/// As older clients read them: lines, and the same with what they are about.
+/// Version 1: plain lines, and the same as entries.
 pub(super) async fn lines(
     State(app): State<AppState>,
     E2bAuth(caller): E2bAuth,

@@ -1,4 +1,4 @@
-//! What E2B's clients ask for, and what that means here.
+//! Request types of E2B's control API and their conversion to core types.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ use super::refuse_if_given;
 use crate::e2b::error::{E2bError, E2bResult};
 use crate::extract::fingerprint;
 
-/// Seconds from a client.
+/// Parses a timeout in seconds.
 fn parse_seconds(requested: Option<i64>, default: u32) -> E2bResult<u32> {
     match requested {
         None => Ok(default),
-        // Less than nothing is now.
+        // A negative timeout is 0.
         Some(..=0) => Ok(0),
         Some(requested) => u32::try_from(requested).map_err(|_| {
             let message = format!("the timeout of {requested} s is too long");
@@ -38,14 +38,14 @@ pub(super) struct CreateSandbox {
     auto_pause: bool,
     auto_pause_memory: Option<bool>,
     auto_resume: Option<AutoResume>,
-    /// Tokens are asked for in any case.
+    /// Access tokens are always required.
     secure: Option<bool>,
     #[serde(rename = "allow_internet_access")]
     allow_internet_access: Option<bool>,
     network: Option<Network>,
     metadata: Option<BTreeMap<String, String>>,
     env_vars: Option<BTreeMap<String, String>>,
-    /// The client's own affair.
+    /// Evaluated by the client only.
     mcp: Option<Value>,
     iam: Option<Value>,
     volume_mounts: Option<Value>,
@@ -62,7 +62,7 @@ impl CreateSandbox {
         &self.template_id
     }
 
-    /// The sandbox that is meant. `default` is how long it lives if nothing is said.
+    /// Converts the request; `default` is the default timeout in seconds.
     pub(super) fn sandbox(&self, headers: &HeaderMap, default: u32) -> E2bResult<NewSandbox> {
         refuse_if_given(self.iam.as_ref(), "iam")?;
         refuse_if_given(self.volume_mounts.as_ref(), "volumes")?;
@@ -101,7 +101,7 @@ impl CreateSandbox {
         })
     }
 
-    /// Programs look for the first to know that they run in a sandbox.
+    /// Adds `E2B_SANDBOX`, by which programs detect E2B.
     fn environment(&self) -> BTreeMap<String, String> {
         let mut all = BTreeMap::from([("E2B_SANDBOX".to_owned(), "true".to_owned())]);
         all.extend(self.env_vars.clone().unwrap_or_default());
@@ -129,7 +129,7 @@ impl CreateSandbox {
     }
 }
 
-/// What a sandbox may reach, and who may reach it.
+/// Network rules and access to ports.
 #[derive(Debug, Default, Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Network {
@@ -148,14 +148,14 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// The same for a sandbox that is there.
+    /// Parses the rules for an existing sandbox.
     pub(super) fn parse_change(&self) -> E2bResult<(atoll_model::Network, NetworkPolicy)> {
         let given = self.allow_public_traffic.map(|_| Value::Bool(true));
         refuse_if_given(given.as_ref(), "a change of allowPublicTraffic")?;
         self.parse(None)
     }
 
-    /// In our words. What is allowed wins over what is denied, as with us.
+    /// Converts the rules. `allow` takes precedence over `deny`, in E2B and here.
     pub(super) fn parse(
         &self,
         internet: Option<bool>,
@@ -182,7 +182,7 @@ impl Network {
         } else {
             PolicyAction::Deny
         };
-        // Nothing to reach is no network at all; it can be given one later.
+        // Without reachable addresses the sandbox needs no network; one can be added later.
         if !internet && self.allow_out.is_empty() && self.deny_out.is_empty() {
             return Ok((atoll_model::Network::None, NetworkPolicy::default()));
         }
@@ -236,7 +236,7 @@ impl Connect {
     }
 }
 
-/// As older clients connect, to what is paused only.
+/// Older form of `connect`, for paused sandboxes only.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Resume {
@@ -267,7 +267,7 @@ impl Resume {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Pause {
     memory: Option<bool>,
-    /// Always so: nobody inside is asked, and who does not run cannot be paused.
+    /// Ignored: pausing needs no cooperation of the guest.
     #[serde(rename = "requireHealthyGuest")]
     _require_healthy_guest: Option<bool>,
 }

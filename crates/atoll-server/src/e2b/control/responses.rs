@@ -1,4 +1,4 @@
-//! Sandboxes as E2B's clients see them.
+//! Response types of E2B's control API.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -14,12 +14,12 @@ use crate::api_types::Time;
 use crate::middleware::{host_of, request_authority};
 use crate::{AppState, Config};
 
-/// The version of E2B's daemon whose behaviour this is.
+/// Version of E2B's daemon (envd) that is emulated.
 const ENVD_VERSION: &str = "0.6.13";
-/// They have one, and nobody reads it.
+/// Required by the schema, not evaluated by clients.
 const CLIENT_ID: &str = "atoll";
 
-/// The domain below which a client is to look for its sandboxes.
+/// Domain for the host names of sandboxes.
 #[derive(Debug)]
 pub(super) struct Domain(Option<String>);
 
@@ -33,7 +33,7 @@ impl FromRequestParts<AppState> for Domain {
     }
 }
 
-/// The one by which the server was host, with its port; else the first.
+/// The domain of the requested host, with its port; otherwise the first configured one.
 fn domain(config: &Config, host: Option<&str>) -> Option<String> {
     if host.is_some_and(|host| config.is_api_of_domain(host_of(host))) {
         return host?.strip_prefix("api.").map(ToOwned::to_owned);
@@ -41,7 +41,7 @@ fn domain(config: &Config, host: Option<&str>) -> Option<String> {
     config.domains.first().cloned()
 }
 
-/// What a create and a connect answer.
+/// Response of create and connect.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Sandbox {
@@ -51,11 +51,11 @@ pub(super) struct Sandbox {
     id: String,
     #[serde(rename = "clientID")]
     client: &'static str,
-    /// Of the template.
+    /// Alias of the template.
     alias: String,
     envd_version: &'static str,
     envd_access_token: String,
-    /// Asked of who wants what it serves, if not everybody may have that.
+    /// Token for ports; only if they are not public.
     #[serde(skip_serializing_if = "Option::is_none")]
     traffic_access_token: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +79,7 @@ impl Sandbox {
     }
 }
 
-/// What a list has of each.
+/// A sandbox in a list.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ListedSandbox {
@@ -89,7 +89,7 @@ pub(super) struct ListedSandbox {
     id: String,
     #[serde(rename = "clientID")]
     client: &'static str,
-    /// Of the template.
+    /// Alias of the template.
     alias: String,
     started_at: Time,
     end_at: Time,
@@ -103,7 +103,7 @@ pub(super) struct ListedSandbox {
     envd_version: &'static str,
 }
 
-/// The two states that they have a word for.
+/// The state in E2B's terms.
 pub(super) fn e2b_state(state: SandboxState) -> &'static str {
     match state {
         SandboxState::Paused | SandboxState::Stopped => "paused",
@@ -111,7 +111,7 @@ pub(super) fn e2b_state(state: SandboxState) -> &'static str {
     }
 }
 
-/// A sandbox without end, in a form that must have one.
+/// End of a sandbox without a timeout; the schema requires a time.
 const NEVER: i64 = 253_402_300_799_000_000;
 
 impl From<&SandboxView> for ListedSandbox {
@@ -139,7 +139,7 @@ impl From<&SandboxView> for ListedSandbox {
     }
 }
 
-/// Everything about one.
+/// Response of get.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct SandboxDetail {
@@ -194,7 +194,7 @@ mod tests {
     use crate::{AuthMode, Config};
 
     #[test]
-    fn a_client_stays_with_the_domain_and_the_port_that_it_host() {
+    fn domain_and_port_follow_the_requested_host() {
         let config = Config {
             auth: AuthMode::ApiKeys,
             hosts: BTreeSet::new(),
@@ -205,7 +205,7 @@ mod tests {
             (Some("api.box.test"), "box.test"),
             (Some("api.other.test"), "other.test"),
             (Some("api.other.test:8443"), "other.test:8443"),
-            // By another name, or by none: where the domain's usual port leads is not known here.
+            // Another host name: the port of the domain is unknown.
             (Some("127.0.0.1:8443"), "box.test"),
             (Some("api.else.test:8443"), "box.test"),
             (None, "box.test"),

@@ -1,4 +1,4 @@
-//! `/files`: a file's bytes, out and in.
+//! `/files`: downloads and uploads.
 
 mod body;
 mod metadata;
@@ -25,7 +25,7 @@ pub(super) fn routes() -> Router<AppState> {
     Router::new().route("/files", get(read).post(write))
 }
 
-/// Lets the caller of a request in.
+/// Checks the token or signature of a request and opens the sandbox.
 async fn authorize(sandbox: &SandboxRef, parts: &Parts) -> E2bResult<(FileTarget, SignedQuery)> {
     let request = SignedQuery::from_uri(&parts.uri)?;
     request.authorize(sandbox, &parts.method, &parts.headers)?;
@@ -65,13 +65,13 @@ async fn write(
     let mut body = UploadBody::new(body, &parts.headers)?;
     let written = upload::write_files(&target, request.path, &parts.headers, &mut body).await;
     if written.is_err() {
-        // Who still sends would not read our answer.
+        // Clients read the response only after sending the whole body.
         body.discard().await;
     }
     written.map(Json)
 }
 
-/// Whether bytes may come as they are: who says nothing of it takes them.
+/// Whether `Accept-Encoding` permits an unencoded response; true without that header.
 fn accepts_identity(headers: &HeaderMap) -> bool {
     let header_lines = headers.get_all(header::ACCEPT_ENCODING).into_iter();
     let header_lines = header_lines.filter_map(|line| line.to_str().ok());
@@ -89,7 +89,7 @@ fn accepts_identity(headers: &HeaderMap) -> bool {
     identity.or(any).unwrap_or(true)
 }
 
-/// A refusal in the words that E2B's clients and their users know.
+/// Converts an error to E2B's status and message.
 async fn to_e2b_error(error: Error, target: &FileTarget, path: &str) -> E2bError {
     let named = error.details.get("path").map(|path| clean_path(path));
     let path = named.as_deref().unwrap_or(path);
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_as_they_are_unless_that_is_refused() {
+    fn identity_is_accepted_unless_excluded() {
         for (header_lines, taken) in [
             ("", true),
             ("gzip, deflate", true),

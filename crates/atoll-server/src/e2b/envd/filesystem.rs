@@ -1,4 +1,4 @@
-//! `filesystem.Filesystem`: what is there, changes of the tree, and watches.
+//! The service `filesystem.Filesystem`: metadata, changes and watches.
 
 mod entry;
 mod watch;
@@ -19,7 +19,7 @@ use crate::AppState;
 use crate::e2b::connect_rpc::{ConnectError, Unary};
 use entry::EntryInfo;
 
-/// The most entries that one list has.
+/// Maximum number of entries in a listing.
 const MAX_ENTRIES: u32 = 100_000;
 
 pub(super) fn routes() -> Router<AppState> {
@@ -32,14 +32,14 @@ pub(super) fn routes() -> Router<AppState> {
         .merge(watch::routes())
 }
 
-/// Where the caller of a request works: in the sandbox it is for, as whom it says.
+/// Extractor for the sandbox of the request and the user in its basic authentication.
 impl<S: Sync> FromRequestParts<S> for FileTarget {
     type Rejection = ConnectError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ConnectError> {
         let sandbox = parts.extensions.get::<SandboxRef>();
         let sandbox = sandbox
-            .ok_or_else(|| ConnectError::new("internal", "the request is for no sandbox"))?;
+            .ok_or_else(|| ConnectError::new("internal", "the request has no sandbox"))?;
         Ok(Self::enter(sandbox, basic_auth_user(&parts.headers)).await?)
     }
 }
@@ -53,14 +53,14 @@ impl FileTarget {
         Ok(described.into())
     }
 
-    /// Makes one directory.
+    /// Creates one directory.
     async fn make_directory(&self, path: &str) -> Result<(), Error> {
         let made = self.runtime();
         let made = made.make_directory(self.id(), &self.run_as, path.as_bytes(), 0o755, false);
         made.await
     }
 
-    /// Makes what is missing above a path.
+    /// Creates missing parent directories.
     async fn make_above(&self, path: &str) -> Result<(), ConnectError> {
         let Some(parent) = parent(path) else {
             return Ok(());
@@ -75,7 +75,7 @@ impl FileTarget {
     }
 }
 
-/// A refusal in the words that E2B's clients and their users know.
+/// Converts an error to E2B's code and message.
 fn to_e2b_error(error: Error, run_as: &RunAs) -> ConnectError {
     let errno = error.details.get("errno");
     match error.code {
@@ -155,7 +155,7 @@ async fn rename(
 struct List {
     #[serde(default)]
     path: String,
-    /// None is one level.
+    /// 0 means one level.
     #[serde(default)]
     depth: u32,
 }
@@ -170,14 +170,14 @@ async fn list_dir(
     let listed = runtime.describe_tree(target.id(), &target.run_as, which, ATTRIBUTE_PREFIX);
     let (entries, more) = listed.await.map_err(|error| target.connect_error(error))?;
     if more {
-        let message = format!("{path} has more than {MAX_ENTRIES} entries: list less of it");
+        let message = format!("{path} has more than {MAX_ENTRIES} entries: list a subdirectory");
         return Err(ConnectError::new("failed_precondition", message));
     }
     let entries: Vec<EntryInfo> = entries.into_iter().map(EntryInfo::from).collect();
     Ok(Json(json!({ "entries": entries })))
 }
 
-/// Removes a file, or a directory with all that is in it; that it is not there is no failure.
+/// Removes a file or a directory with its contents. A missing file is not an error.
 async fn remove(
     target: FileTarget,
     Unary(request): Unary<PathRequest>,

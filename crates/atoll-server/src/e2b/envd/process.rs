@@ -1,4 +1,4 @@
-//! `process.Process`: commands and terminals, by their pid inside the sandbox or by a tag.
+//! The service `process.Process`: commands and terminals, selected by PID or tag.
 
 mod events;
 
@@ -37,7 +37,7 @@ pub(super) fn routes() -> Router<AppState> {
         .route("/process.Process/CloseStdin", post(close_stdin))
 }
 
-/// Which process.
+/// Selects a process.
 #[derive(Debug, Default, Deserialize)]
 struct ProcessSelector {
     pid: Option<i32>,
@@ -109,7 +109,7 @@ struct Start {
     process: ProcessConfig,
     pty: Option<Pty>,
     tag: Option<String>,
-    /// Older clients say nothing and mean yes.
+    /// Default: true, as older clients expect.
     stdin: Option<bool>,
 }
 
@@ -141,7 +141,7 @@ impl Start {
     }
 }
 
-/// Whom a caller wants to be: the name of basic authentication, whose password nobody asks for.
+/// User name in basic authentication; the password is ignored.
 pub(super) fn basic_auth_user(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, encoded) = value.split_once(' ')?;
@@ -152,14 +152,14 @@ pub(super) fn basic_auth_user(headers: &HeaderMap) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// How long the process may run: the time its caller gives the call.
+/// Deadline of the process: the client's timeout for the call.
 fn deadline(headers: &HeaderMap) -> Option<Duration> {
     let milliseconds = headers.get("connect-timeout-ms")?.to_str().ok()?;
     let milliseconds = milliseconds.parse().ok().filter(|time| *time > 0)?;
     Some(Duration::from_millis(milliseconds))
 }
 
-/// A refusal in the words that E2B's clients and their users know.
+/// Converts an error to E2B's code and message.
 fn to_e2b_error(error: Error, spec: &ExecSpec) -> ConnectError {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match error.code {
@@ -189,7 +189,7 @@ async fn list(Extension(sandbox): Extension<SandboxRef>) -> Result<Json<Value>, 
                 }
                 Program::Shell(line) => ("/bin/sh".into(), vec!["-c".into(), line.clone()]),
             };
-            // What a command was given as variables is nobody else's business.
+            // Environment variables are not returned: they may contain secrets.
             let mut config = json!({ "cmd": cmd, "args": args, "envs": {} });
             if let Some(directory) = &exec.spec.directory {
                 config["cwd"] = text(directory).into();
@@ -229,7 +229,7 @@ async fn start_process(
     Ok((access, exec.handle))
 }
 
-/// Joins a process: what it says from now on.
+/// Attaches to a process and streams its output from now on.
 async fn connect(
     Extension(sandbox): Extension<SandboxRef>,
     Extension(connection): Extension<Connection>,
@@ -269,7 +269,7 @@ async fn update(
     Ok(Json(json!({})))
 }
 
-/// Bytes for a process, in base64.
+/// Input for a process, in base64.
 #[derive(Debug, Deserialize)]
 struct Input {
     stdin: Option<String>,
@@ -310,12 +310,12 @@ async fn send_input(
     Ok(Json(json!({})))
 }
 
-/// What a stream of input consists of.
+/// Message of an input stream.
 #[derive(Debug, Deserialize)]
 struct InputMessage {
     start: Option<SelectedProcess>,
     data: Option<InputData>,
-    /// A sign of life, which says nothing.
+    /// Keepalive; has no effect.
     #[serde(default, rename = "keepalive")]
     _keepalive: Option<Value>,
 }
@@ -330,7 +330,7 @@ async fn stream_input(
     Extension(exemption): Extension<IdleExemption>,
     body: Body,
 ) -> Response {
-    // Somebody types when they like.
+    // Interactive input may pause for any time.
     exemption.exempt();
     match take_input(&sandbox, body).await {
         Ok(()) => connect_rpc::stream(futures_util::stream::iter([
@@ -351,7 +351,7 @@ async fn take_input(sandbox: &SandboxRef, body: Body) -> Result<(), ConnectError
             process = Some(start.process.find(&access)?);
         }
         if let Some(data) = piece.data {
-            let unknown = || ConnectError::new("invalid_argument", "input came before its process");
+            let unknown = || ConnectError::new("invalid_argument", "input before the start message");
             let process = process.as_ref().ok_or_else(unknown)?;
             data.input.write(process).await?;
         }

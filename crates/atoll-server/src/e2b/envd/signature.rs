@@ -1,8 +1,10 @@
-//! Links that are signed by whoever has a sandbox's token: one file, one way, as one user, perhaps until a time.
+//! Signed file URLs of E2B clients: one file, one action, one user and an optional expiry, signed
+//! with the sandbox's token.
 //!
-//! E2B's clients leave the sandbox's id out of such a link where all sandboxes have one address (`E2B_SANDBOX_URL`). The
-//! signature is a hash over the sandbox's token, so the only way to the sandbox is to try: the newest ones, so that a
-//! request without a credential costs the same however many sandboxes there are.
+//! If all sandboxes share one address (`E2B_SANDBOX_URL`), these URLs do not contain the sandbox
+//! id. The signature is a hash over the token, so the server compares it with the tokens of the
+//! most recently created sandboxes. The fixed number of them bounds the cost of a request without a
+//! credential.
 
 use std::net::IpAddr;
 
@@ -18,12 +20,12 @@ use crate::e2b::error::E2bError;
 use crate::e2b::lenient::WithUnknownFields;
 use crate::e2b::router;
 
-/// The longest path that is compared: no file has a longer one.
+/// Maximum length of a signed path: the kernel's limit.
 const MAX_PATH_BYTES: usize = 4096;
-/// In how many sandboxes a link without an id is looked for: those that were created last.
+/// Number of sandboxes that are tried for a URL without an id, the newest first.
 const MAX_SEARCHED: usize = 256;
 
-/// What stands behind the question mark of `/files`.
+/// Query of `/files`.
 #[derive(Debug, Default, Deserialize)]
 pub(in crate::e2b) struct SignedQuery {
     #[serde(default)]
@@ -37,7 +39,7 @@ pub(in crate::e2b) struct SignedQuery {
 }
 
 impl SignedQuery {
-    /// As a request is read that is going to be answered.
+    /// Parses the query and logs unknown parameters.
     pub(super) fn from_uri(uri: &Uri) -> Result<Self, E2bError> {
         Ok(Self::read(uri.query().unwrap_or_default())?.log_unknown())
     }
@@ -53,7 +55,7 @@ impl SignedQuery {
         })
     }
 
-    /// Its signature, if it has one that some token may have made.
+    /// The signature, if it is well-formed.
     fn signature(&self, method: &Method) -> Option<Signature> {
         let claimed = self.signature.as_deref()?.strip_prefix("v1_")?;
         let claimed = STANDARD_NO_PAD.decode(claimed).ok()?;
@@ -75,13 +77,13 @@ impl SignedQuery {
         })
     }
 
-    /// Whether this sandbox's token signed it.
+    /// Whether this sandbox's token made the signature.
     fn is_signed_by(&self, sandbox: &SandboxRef, method: &Method) -> bool {
         let signature = self.signature(method);
         signature.is_some_and(|signature| signature.is_made_by(sandbox))
     }
 
-    /// Lets in who shows the sandbox's token or a link that it signed, in the order and the words of their daemon.
+    /// Checks the token or the signature, in the order and with the messages of envd.
     pub(super) fn authorize(
         &self,
         sandbox: &SandboxRef,
@@ -110,10 +112,10 @@ impl SignedQuery {
     }
 }
 
-/// A signature, and what it is over: the token stands between two parts.
+/// A signature and the parts of the signed text before and after the token.
 struct Signature {
     claimed: Vec<u8>,
-    /// The state of the hash before the token, so that a long path is hashed once.
+    /// Hash state before the token, so that a long path is hashed once.
     before: Sha256,
     after: String,
 }
@@ -130,18 +132,18 @@ impl Signature {
     }
 }
 
-/// Whether this is the address of a signed link.
+/// Whether this is a signed URL.
 pub(in crate::e2b) fn is_signed(uri: &Uri) -> bool {
     let query = uri.query().unwrap_or_default();
     uri.path() == "/files" && SignedQuery::parse(query).is_ok_and(|query| query.signature.is_some())
 }
 
-/// Whether a query has a signature by a sandbox's token, for reading or for writing.
+/// Whether a query has a signature by the sandbox's token, for reading or writing.
 pub(in crate::e2b) fn is_signed_by(sandbox: &SandboxRef, query: &str) -> bool {
     is_signed_by_token(sandbox.token(TokenScope::Data), query)
 }
 
-/// The same for a token. Takes as long whether or not the token is that of a sandbox.
+/// The same for a token. Constant time, whether or not a sandbox has the token.
 pub(in crate::e2b) fn is_signed_by_token(token: &str, query: &str) -> bool {
     let signed = |query: SignedQuery| {
         let methods = [Method::GET, Method::POST];
@@ -152,7 +154,7 @@ pub(in crate::e2b) fn is_signed_by_token(token: &str, query: &str) -> bool {
     SignedQuery::parse(query).is_ok_and(signed)
 }
 
-/// The sandbox of a link that does not name it.
+/// Finds the sandbox of a signed URL without an id.
 pub(in crate::e2b) fn find_sandbox(
     core: &Core,
     client: Option<IpAddr>,

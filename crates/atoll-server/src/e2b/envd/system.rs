@@ -1,4 +1,4 @@
-//! What the sandbox has and uses, as a program in it is told.
+//! `/metrics` and `/envs`: resource usage and environment variables of the sandbox.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) fn routes() -> Router<AppState> {
         .route("/envs", get(variables))
 }
 
-/// The variables of every command.
+/// Environment variables of every command.
 async fn variables(
     Extension(sandbox): Extension<SandboxRef>,
 ) -> E2bResult<Json<BTreeMap<String, String>>> {
@@ -30,7 +30,7 @@ async fn metrics(Extension(sandbox): Extension<SandboxRef>) -> E2bResult<Json<Va
     let (runtime, id) = (access.runtime(), access.id());
     let disk = runtime.disk_usage(id).await?;
     let now = runtime.samples(id, i64::MIN, i64::MAX)?.pop();
-    let now = now.ok_or_else(|| Error::new(Code::Internal, "nothing was measured"))?;
+    let now = now.ok_or_else(|| Error::new(Code::Internal, "no metrics sample exists"))?;
     let memory = now.limits.memory.0;
     Ok(Json(json!({
         "ts": now.at / 1_000_000,

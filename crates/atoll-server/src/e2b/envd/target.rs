@@ -1,10 +1,11 @@
-//! Where E2B's file calls work and as whom: with root's rights, whoever asks; what is made belongs to the user.
+//! The sandbox and user of an E2B file call. Calls have root's permissions, as in E2B; created
+//! files belong to the user.
 
 use atoll_core::{SandboxAccess, SandboxRef};
 use atoll_model::{Authority, Error, FileKind, RunAs, SandboxId};
 use atoll_worker::LocalRuntime;
 
-/// A sandbox, and as whom somebody works on its files.
+/// An open sandbox, and the user of a file call.
 #[derive(Debug)]
 pub(super) struct FileTarget {
     pub(super) access: SandboxAccess,
@@ -12,8 +13,8 @@ pub(super) struct FileTarget {
 }
 
 impl FileTarget {
-    /// As the user of this name, or the template's.
-    pub(super) async fn enter(sandbox: &SandboxRef, user: Option<String>) -> Result<Self, Error> {
+    /// Opens the sandbox for this user, by default the template's.
+    pub(super) async fn open(sandbox: &SandboxRef, user: Option<String>) -> Result<Self, Error> {
         let access = sandbox.open().await?;
         let run_as = RunAs {
             user: user.filter(|user| !user.is_empty()),
@@ -30,7 +31,7 @@ impl FileTarget {
         self.access.id()
     }
 
-    /// Whether a path leads to a directory.
+    /// Whether a path is a directory.
     pub(super) async fn is_directory(&self, path: &str) -> bool {
         let found = self.runtime();
         let found = found.stat(self.id(), &self.run_as, path.as_bytes(), true);
@@ -40,14 +41,13 @@ impl FileTarget {
     }
 }
 
-/// A user who is not there, in the words that E2B's clients and their users know.
+/// envd's message for an unknown user.
 pub(super) fn invalid_username(run_as: &RunAs) -> String {
     let user = run_as.user.as_deref().unwrap_or_default();
     format!("invalid username: '{user}'")
 }
 
-/// A path as their daemon reads it, without `.`, `..` and doubled slashes; what is not absolute begins at the user's
-/// home, for which `~` is another word.
+/// Cleans a path as envd does (Go's `path.Clean`). Relative paths and `~` start at the user's home.
 pub(super) fn clean_path(path: &str) -> String {
     let absolute = path.starts_with('/');
     let path = match path.strip_prefix('~') {
@@ -73,13 +73,13 @@ pub(super) fn clean_path(path: &str) -> String {
     }
 }
 
-/// The directory above a clean path, if it has one that may have to be made.
+/// Parent directory of a clean path; `None` if it always exists.
 pub(super) fn parent(path: &str) -> Option<&str> {
     let (parent, _) = path.rsplit_once('/')?;
     (!parent.is_empty()).then_some(parent)
 }
 
-/// The last part of a clean path.
+/// Last component of a clean path.
 pub(super) fn file_name(path: &str) -> &str {
     match path.rsplit_once('/') {
         Some((_, file_name)) if !file_name.is_empty() => file_name,
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_cleaned_as_their_daemon_does() {
+    fn paths_are_cleaned_as_in_envd() {
         for (given, meant) in [
             ("", "."),
             ("~", "."),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_and_the_name_are_found() {
+    fn parent_and_file_name() {
         assert_eq!((parent("a"), file_name("a")), (None, "a"));
         assert_eq!((parent("/a"), file_name("/a")), (None, "a"));
         assert_eq!((parent("/a/b"), file_name("/a/b")), (Some("/a"), "b"));

@@ -1,5 +1,6 @@
-//! Removes credentials of this server from a request before a program in a sandbox sees it: API keys, tickets, access
-//! tokens and signatures, in whichever header, cookie or query parameter they are. Everything else passes as it came.
+//! Strips this server's credentials from a request before a program in a sandbox sees it: API keys,
+//! tickets, access tokens and signatures, in headers, cookies and query parameters. Other values
+//! stay unchanged.
 
 use atoll_core::{SandboxRef, TokenScope, is_key, is_port_link, is_secret_hex, is_ticket};
 use axum::http::uri::PathAndQuery;
@@ -12,14 +13,14 @@ use subtle::ConstantTimeEq as _;
 use crate::e2b::envd::signature;
 use crate::routes::is_signed_url;
 
-/// Headers that are for this server alone, whatever is in them.
+/// Headers for this server only, removed whatever their value.
 const SERVER_HEADERS: [&str; 3] = [
     "e2b-traffic-access-token",
     "e2b-sandbox-id",
     "e2b-sandbox-port",
 ];
 
-/// Decodes with padding and without: programs accept both.
+/// Decodes with and without padding, as programs do.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new()
@@ -27,7 +28,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// Removes the credentials from the headers of a request.
+/// Strips credentials from the headers of a request.
 pub(super) fn strip_headers(sandbox: &SandboxRef, headers: &mut HeaderMap) {
     for name in SERVER_HEADERS {
         headers.remove(name);
@@ -49,13 +50,9 @@ pub(super) fn strip_headers(sandbox: &SandboxRef, headers: &mut HeaderMap) {
     }
 }
 
-/// A header's value without credentials; `None` if nothing is left of it.
-fn strip_value(
-    sandbox: &SandboxRef,
-    name: &HeaderName,
-    value: &HeaderValue,
-) -> Option<HeaderValue> {
-    // A character for each byte: what is not text passes too.
+/// A header value without credentials; `None` if nothing remains.
+fn strip_value(sandbox: &SandboxRef, name: &HeaderName, value: &HeaderValue) -> Option<HeaderValue> {
+    // One char per byte, so that values that are not text pass unchanged.
     let text: String = value.as_bytes().iter().copied().map(char::from).collect();
     let left = match *name {
         header::COOKIE => without(&text, ';', |cookie| {
@@ -80,16 +77,16 @@ fn strip_value(
     HeaderValue::from_bytes(&bytes).ok()
 }
 
-/// Whether one of the words of a header is a credential.
+/// Whether a word of a header value is a credential.
 fn holds_credential(sandbox: &SandboxRef, name: &HeaderName, text: &str) -> bool {
     let has_credential = |text: &str| {
         let mut words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         words.any(|word| is_credential(sandbox, word))
     };
     match name.as_str() {
-        // E2B's clients send keys of E2B's own service too, which have other lengths.
+        // E2B clients also send keys for E2B's own service, which have other lengths.
         "x-api-key" if text.starts_with("atl_") || text.starts_with("e2b_") => true,
-        // It may be another sandbox's.
+        // It may be the token of another sandbox.
         "x-access-token" if is_secret_hex(text) => true,
         "authorization" => {
             let basic = text
@@ -103,7 +100,7 @@ fn holds_credential(sandbox: &SandboxRef, name: &HeaderName, text: &str) -> bool
     }
 }
 
-/// Removes the credentials from the query of a request.
+/// Strips credentials from the query of a request.
 pub(super) fn strip_path(sandbox: &SandboxRef, target: PathAndQuery) -> PathAndQuery {
     let left = target.query().and_then(|query| strip_query(sandbox, query));
     let text = match left {
@@ -111,7 +108,7 @@ pub(super) fn strip_path(sandbox: &SandboxRef, target: PathAndQuery) -> PathAndQ
         Some(left) if left.is_empty() => target.path().to_owned(),
         Some(left) => format!("{}?{left}", target.path()),
     };
-    // Parts of what was one are one again.
+    // Falls back to `/` if the result is invalid.
     text.parse()
         .unwrap_or_else(|_| PathAndQuery::from_static("/"))
 }
@@ -128,7 +125,7 @@ fn strip_query(sandbox: &SandboxRef, query: &str) -> Option<String> {
     (left.len() != query.len()).then_some(left)
 }
 
-/// A list without some of its parts; `None` if none is left.
+/// A list without the removed elements; `None` if none remain.
 fn without(list: &str, separator: char, is_removed: impl Fn(&str) -> bool) -> Option<String> {
     let left: Vec<&str> = list
         .split(separator)
@@ -138,14 +135,15 @@ fn without(list: &str, separator: char, is_removed: impl Fn(&str) -> bool) -> Op
     (!left.is_empty()).then(|| text.trim_start().to_owned())
 }
 
-/// A value of a query or a cookie, as it is meant.
+/// URL-decodes a value of a query or a cookie.
 fn decode(value: &str) -> String {
     let pairs = serde_urlencoded::from_str::<Vec<(String, String)>>(&format!("={value}"));
     let pair = pairs.ok().and_then(|mut pairs| pairs.pop());
     pair.map_or_else(|| value.to_owned(), |(_, value)| value)
 }
 
-/// Whether a word is a key, a ticket, a link to a port, or an access token of this sandbox.
+/// Whether a word is an API key, a ticket, a signed URL's token for a port, or an access token of
+/// this sandbox.
 fn is_credential(sandbox: &SandboxRef, word: &str) -> bool {
     let is_token = |door| sandbox.token(door).as_bytes().ct_eq(word.as_bytes()).into();
     is_key(word)

@@ -1,7 +1,8 @@
-//! Whether a request may use a port of a sandbox.
+//! Access control for ports of sandboxes.
 //!
-//! An unknown sandbox, one of another org and a private one get the same answer, so a caller without a credential learns
-//! nothing from it. Credentials are therefore checked whether or not the sandbox exists, and before it is used.
+//! An unknown sandbox, one of another org and a private one get the same response, so that callers
+//! without a credential learn nothing. Credentials are therefore checked whether or not the sandbox
+//! exists, and before it is opened.
 
 use atoll_core::{RequestContext, SandboxRef, TokenScope, is_key, is_ticket, port_link_expiry};
 use atoll_model::{Category, Error, PortAccess, RequestId, SandboxId, Scope};
@@ -14,36 +15,36 @@ use crate::auth::is_websocket;
 use crate::middleware::{check_fetch_metadata, check_origin, request_authority};
 use crate::{AppState, AuthMode};
 
-/// Query parameter and cookie with a signed link to a port.
+/// Query parameter and cookie with a signed URL's token for a port.
 pub(crate) const LINK: &str = "atoll_token";
-/// How many cookies of that name are looked at: each costs a hash.
+/// Maximum number of cookies of that name that are checked; each costs a hash.
 const MAX_COOKIES: usize = 4;
 
-/// The decision about a request.
+/// Result of the access check.
 pub(super) enum Verdict {
-    /// It is admitted: by this key or ticket, or without either.
+    /// Allowed, for this key or ticket, or without either.
     Admitted(Option<RequestContext>),
-    /// It gets the answer for an unknown sandbox.
+    /// Respond as for an unknown sandbox.
     Unknown,
-    /// It gets 403, as E2B's clients expect of a sandbox that was secured through E2B's interface.
+    /// Respond with 403, as E2B clients expect for a sandbox whose ports need a token.
     TokenMissing,
 }
 
-/// The credentials of a request, read before anything is waited for.
+/// Credentials of a request, extracted before the first await.
 pub(super) struct PresentedCredentials {
-    /// The token for the port, a signature by it, or a signed link to the port.
+    /// The request has the token for the port, a signature by it, or a signed URL for the port.
     pub(super) token: bool,
-    /// The signed link among the query's parameters, if it is valid.
+    /// The token of a signed URL among the query parameters, if it is valid.
     pub(super) link: Option<String>,
     key: Option<String>,
     ticket: Option<String>,
-    /// It needs none: everybody on the machine is let in, and no page elsewhere sends it.
+    /// Trusted mode, and the request does not come from another site.
     open: bool,
     request: RequestId,
 }
 
 impl PresentedCredentials {
-    /// `found` is the sandbox that the request names, if there is one.
+    /// Extracts the credentials. `found` is the requested sandbox, if it exists.
     pub(super) fn from_request(
         app: &AppState,
         target: &Target,
@@ -79,7 +80,7 @@ impl PresentedCredentials {
         }
     }
 
-    /// The caller, if a key or a ticket is valid.
+    /// The caller, if a key or ticket is valid.
     async fn caller(self, app: &AppState) -> Result<Option<RequestContext>, Error> {
         let (kind, context) = match (self.key, self.ticket) {
             (Some(key), _) => ("key", app.core.authenticate(&key, self.request).await),
@@ -105,7 +106,7 @@ pub(super) async fn authorize(
 ) -> Result<Verdict, Error> {
     let access = access_of(found);
     let open = match port {
-        // The routes themselves ask for the token of sandboxes that E2B's interface made.
+        // The routes check the token of sandboxes created through E2B's interface.
         ENVD => access != PortAccess::Private,
         _ => access == PortAccess::Public,
     };
@@ -131,7 +132,8 @@ fn access_of(found: Option<&SandboxRef>) -> PortAccess {
     found.map_or(PortAccess::Private, SandboxRef::port_access)
 }
 
-/// Whether a request shows the token of a door. Takes as long for a sandbox that does not exist.
+/// Whether a request has the sandbox's token for a scope. Constant time, also for an unknown
+/// sandbox.
 fn presents_token(app: &AppState, target: &Target, door: TokenScope, headers: &HeaderMap) -> bool {
     let token = header_value(headers, door.header());
     match (token, id_of(target)) {
@@ -140,7 +142,8 @@ fn presents_token(app: &AppState, target: &Target, door: TokenScope, headers: &H
     }
 }
 
-/// Whether a request is for a file, by a link that the sandbox's token signed. Takes as long for a sandbox that does not exist.
+/// Whether a file request has a signature by the sandbox's token. Constant time, also for an
+/// unknown sandbox.
 fn is_signed(app: &AppState, target: &Target, request: &Request) -> bool {
     let query = request.uri().query().unwrap_or_default();
     let Ok(id) = id_of(target) else {
@@ -150,7 +153,7 @@ fn is_signed(app: &AppState, target: &Target, request: &Request) -> bool {
         && envd::signature::is_signed_by_token(&app.core.token(&id, TokenScope::Data), query)
 }
 
-/// Whether a header or a cookie has a signed link to the port.
+/// Whether a header or a cookie has a signed URL's token for the port.
 fn presents_link(app: &AppState, target: &Target, headers: &HeaderMap) -> bool {
     let header = header_value(headers, TokenScope::Ports.header());
     let cookies = headers.get_all(header::COOKIE).iter();
@@ -164,7 +167,7 @@ fn presents_link(app: &AppState, target: &Target, headers: &HeaderMap) -> bool {
     links.any(|link| is_link(app, target, link))
 }
 
-/// Whether a text is a signed link to the port. Takes as long for a sandbox that does not exist.
+/// Whether a text is a signed URL's token for the port. Constant time, also for an unknown sandbox.
 fn is_link(app: &AppState, target: &Target, link: &str) -> bool {
     let id = id_of(target);
     id.is_ok_and(|id| app.core.is_opened_by_link(&id, target.port, link))
@@ -174,7 +177,7 @@ fn id_of(target: &Target) -> Result<SandboxId, impl Sized> {
     target.sandbox.as_deref().unwrap_or_default().parse()
 }
 
-/// Has a browser send a link with the requests that follow.
+/// Cookie with which a browser sends the token in later requests.
 pub(super) fn cookie(link: &str, is_over_tls: bool) -> Option<HeaderValue> {
     let left = port_link_expiry(link)? - jiff::Timestamp::now().as_second();
     let secure = if is_over_tls { "; Secure" } else { "" };
@@ -182,7 +185,8 @@ pub(super) fn cookie(link: &str, is_over_tls: bool) -> Option<HeaderValue> {
     HeaderValue::from_str(&text).ok()
 }
 
-/// The API key among the headers. The program behind the port may use the same headers for keys of its own.
+/// API key in the headers. Other values are left alone: they may be credentials for the program
+/// behind the port.
 fn header_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = || {
         let (scheme, secret) = header_value(headers, "authorization")?.split_once(' ')?;
@@ -200,7 +204,7 @@ fn query_value(request: &Request, name: &str) -> Option<String> {
     pairs.find_map(|(key, value)| (key == name).then_some(value))
 }
 
-/// Where everybody on the machine is let in, pages elsewhere are not.
+/// In trusted mode, requests from other sites are not trusted.
 fn is_own_page(app: &AppState, request: &Request) -> bool {
     let own = request_authority(request.uri(), request.headers());
     check_origin(request.headers(), own.as_deref(), &app.config).is_ok()

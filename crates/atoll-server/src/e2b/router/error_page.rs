@@ -1,4 +1,4 @@
-//! What a person sees in a browser where a port of a sandbox gives no answer. Programs are told the same in JSON.
+//! HTML error pages for browsers that navigate to a port of a sandbox. Other clients get JSON.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use crate::middleware::FromSandbox;
 
-/// More than any answer of ours has.
+/// Upper bound for the server's own error bodies.
 const MAX_BODY_BYTES: usize = 16 << 10;
 
-/// What we say instead of a sandbox.
+/// JSON error of the router.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ErrorMessage {
@@ -21,7 +21,7 @@ struct ErrorMessage {
     port: Option<u16>,
 }
 
-/// Makes pages of our own refusals, for those who look at them.
+/// Middleware that replaces the server's own JSON errors by HTML if a browser navigates.
 pub(super) async fn html_for_browsers(request: Request, next: Next) -> Response {
     let wants_html = accepts_html(request.headers());
     let response = next.run(request).await;
@@ -48,10 +48,10 @@ pub(super) async fn html_for_browsers(request: Request, next: Next) -> Response 
     Response::from_parts(parts, Body::from(error_message.page(status)))
 }
 
-/// Whether somebody opens an address. Scripts and programs ask for anything, not for a page.
+/// Whether the request is a browser navigation.
 fn accepts_html(headers: &HeaderMap) -> bool {
     let header_value = |name| headers.get(name).map(HeaderValue::as_bytes);
-    // Browsers do not say it to addresses that they do not trust.
+    // Browsers send `Sec-Fetch-*` only to trustworthy origins.
     if let Some(mode) = header_value("sec-fetch-mode") {
         return mode == b"navigate";
     }
@@ -84,7 +84,7 @@ impl ErrorMessage {
     }
 }
 
-/// Text that means nothing to a browser.
+/// Escapes text for HTML.
 fn escape_html(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;")
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_opens_an_address_gets_a_page() {
+    fn only_navigations_get_html() {
         let browser = "text/html,application/xhtml+xml,*/*;q=0.8";
         for (lines, wants_html) in [
             (vec![], false),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_is_told_is_markup() {
+    fn error_page_escapes_html() {
         let error_message = ErrorMessage {
             message: "<script>&\"".into(),
             sandbox_id: Some("<b>".into()),

@@ -1,4 +1,4 @@
-//! Which requests are for a sandbox and not for us, for which one, and for which of its ports.
+//! Determines the sandbox and port of a request.
 
 use std::collections::BTreeSet;
 
@@ -8,25 +8,26 @@ use axum::http::{HeaderMap, HeaderValue};
 use crate::e2b::envd;
 use crate::middleware::{host_of, request_authority};
 
-/// Where E2B's own daemon listens: here it is this server.
+/// Port of E2B's daemon (envd), which this server emulates.
 pub(crate) const ENVD: u16 = 49983;
 
-/// What a request is for.
+/// Target of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::e2b) struct Target {
-    /// Nothing if only a signature tells.
+    /// `None` if only the signature identifies the sandbox.
     pub(super) sandbox: Option<String>,
     pub(in crate::e2b) port: u16,
-    /// The host's name says so.
+    /// The host name contains the sandbox.
     pub(super) by_host: bool,
 }
 
-/// Why a request that is for a sandbox leads nowhere.
+/// Why a request for a sandbox has no valid target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct InvalidTarget(pub(super) String);
 
 impl Target {
-    /// By headers, by a host name `PORT-ID.…` of one of our domains, or by a signature; nothing if it is for us.
+    /// Target by headers, by a host name `PORT-ID.DOMAIN`, or by a signature; `None` if the request
+    /// is for the API.
     pub(super) fn from_request(
         request: &Request,
         domains: &BTreeSet<String>,
@@ -44,7 +45,7 @@ impl Target {
                 }));
             }
             if is_subdomain("sandbox.", &host, domains) {
-                let message = "the header E2b-Sandbox-Id has to say which sandbox is meant";
+                let message = "this host requires the header E2b-Sandbox-Id";
                 return Err(InvalidTarget(message.into()));
             }
             return Ok(None);
@@ -69,7 +70,7 @@ impl Target {
     }
 }
 
-/// The sandbox and the port that a host of one of our domains names.
+/// Parses sandbox and port from a host name.
 fn parse_host(host: &str, domains: &BTreeSet<String>) -> Option<(String, u16)> {
     let (label, domain) = host.split_once('.')?;
     let (port, id) = label.split_once('-')?;
@@ -77,25 +78,25 @@ fn parse_host(host: &str, domains: &BTreeSet<String>) -> Option<(String, u16)> {
     known.then(|| Some((id.to_owned(), port.parse().ok()?)))?
 }
 
-/// Whether a host is one of our domains, with this before it.
+/// Whether a host is a configured domain with this prefix.
 pub(super) fn is_subdomain(before: &str, host: &str, domains: &BTreeSet<String>) -> bool {
     let domain = host.strip_prefix(before);
     domain.is_some_and(|domain| domains.contains(domain))
 }
 
-/// What a header says. Of two nobody knows which is meant.
+/// Value of a header that may occur once: repeated ones would be ambiguous.
 fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, InvalidTarget> {
     let mut values = headers.get_all(name).iter();
     match (values.next().map(HeaderValue::to_str), values.next()) {
         (None, _) => Ok(None),
         (Some(Ok(value)), None) => Ok(Some(value.trim())),
         _ => Err(InvalidTarget(format!(
-            "the header {name} has to be there once, as text"
+            "the header {name} must occur once, as text"
         ))),
     }
 }
 
-/// Older clients write more behind the id.
+/// Parses the sandbox id. Older clients append a client id after a hyphen.
 fn parse_id(text: &str) -> Result<&str, InvalidTarget> {
     let id = text.split('-').next().unwrap_or_default();
     let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9');
@@ -111,7 +112,7 @@ fn parse_port(text: &str) -> Result<u16, InvalidTarget> {
     port.ok_or_else(invalid)
 }
 
-/// The name by which a server is asked for, without its port.
+/// Host of a request, without the port.
 pub(super) fn host(request: &Request) -> Option<String> {
     let host = request_authority(request.uri(), request.headers())?;
     Some(host_of(&host).to_ascii_lowercase())
@@ -123,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// What a request for an address, with these headers, is for.
+    /// The target of a request with this URI and these headers.
     fn target(
         address: &str,
         headers: &[(&str, &str)],
@@ -139,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_named_by_headers_by_host_or_by_the_address_of_http_2() {
+    fn target_from_headers_host_or_http2_authority() {
         let there = |port| Ok(Some(("iabc".to_owned(), port)));
         assert_eq!(target("/", &[("e2b-sandbox-id", "iabc")]), there(ENVD));
         let both = [("e2b-sandbox-id", "iabc-old"), ("e2b-sandbox-port", "80")];
         assert_eq!(target("/", &both), there(80));
         assert_eq!(target("/", &[("host", "80-IABC.box.test:8443")]), there(80));
         assert_eq!(target("https://80-iabc.box.test:8443/", &[]), there(80));
-        // Both, as E2B's clients with a domain.
+        // E2B clients with a domain send both.
         assert_eq!(target("https://80-iabc.box.test/", &both), there(80));
         let id = [("e2b-sandbox-id", "iabc")];
         assert_eq!(target("https://80-iabc.box.test/", &id), there(80));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contradicts_itself_or_makes_no_sense_is_refused() {
+    fn contradicting_or_invalid_targets_are_rejected() {
         let id = ("e2b-sandbox-id", "iabc");
         for invalid in ["", "0", "-1", "65536", "80a", "80,81", "\u{fc}"] {
             let port = ("e2b-sandbox-port", invalid);

@@ -59,7 +59,7 @@ struct SkippedEntry {
 
 impl From<UnpackSummary> for UnpackSummaryView {
     fn from(unpacked: UnpackSummary) -> Self {
-        let told = unpacked
+        let skipped = unpacked
             .skipped_entries
             .into_iter()
             .map(|(name, why)| SkippedEntry {
@@ -70,7 +70,7 @@ impl From<UnpackSummary> for UnpackSummaryView {
             entries: unpacked.entries,
             bytes: unpacked.bytes,
             skipped: unpacked.skipped,
-            skipped_entries: told.collect(),
+            skipped_entries: skipped.collect(),
         }
     }
 }

@@ -36,7 +36,7 @@ fn post(fields: &str, body: &str) -> String {
 }
 
 #[test]
-fn valid_messages_pass_unchanged_however_they_are_split() {
+fn valid_messages_pass_unchanged_in_any_read_size() {
     for message in [
         format!("\r\n\r\n{NEXT}{NEXT}"),
         "GET / HTTP/1.0\r\n\r\n".to_owned(),
@@ -58,7 +58,7 @@ fn valid_messages_pass_unchanged_however_they_are_split() {
 }
 
 #[test]
-fn a_faulty_head_ends_with_invalid_bytes_and_nothing_after_it_passes() {
+fn violation_in_a_head_truncates_the_stream() {
     for head in [
         "GET / HTTP/1.1\nHost: a\n\n",
         "GET / HTTP/1.1\r\nHost: a\n\r\n",
@@ -111,7 +111,7 @@ fn assert_refused(head: &str) {
 }
 
 #[test]
-fn a_faulty_chunk_fails_the_read() {
+fn violation_in_a_chunk_fails_the_read() {
     for body in [
         "3\nabc\r\n0\r\n\r\n",
         "3\r\nabc\n0\r\n\r\n",
@@ -138,7 +138,7 @@ fn a_faulty_chunk_fails_the_read() {
 }
 
 #[test]
-fn lines_are_bounded() {
+fn line_length_is_limited() {
     let long = "x".repeat(MAX_HEAD_BYTES + 1);
     // The HTTP library has received more than it takes, and answers 431.
     let (seen, ended) = run(format!("GET /{long}").as_bytes(), 4096);

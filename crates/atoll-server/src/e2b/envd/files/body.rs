@@ -1,4 +1,4 @@
-//! The body of an upload as it comes, unpacked if it is packed.
+//! Upload bodies, decompressed if they are gzip.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -13,13 +13,14 @@ use futures_util::{Stream, StreamExt as _};
 use crate::e2b::error::{E2bError, E2bResult};
 use crate::file_body;
 
-/// How much is unpacked at a time: a byte becomes a thousand at most, so this much never becomes a lot.
+/// Compressed bytes per step. Gzip expands at most about 1000 times, so a step's output stays
+/// small.
 const CHUNK_BYTES: usize = 8 << 10;
-/// How long, and how much, somebody may go on sending what is not wanted any more.
+/// Limits for reading the rest of a rejected body.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_DISCARD_BYTES: usize = 1 << 30;
 
-/// What is left of it.
+/// The unread rest of an upload.
 pub(super) struct UploadBody(BoxStream<'static, Result<Bytes, Error>>);
 
 impl UploadBody {
@@ -43,7 +44,7 @@ impl UploadBody {
         &mut self.0
     }
 
-    /// Reads on, for those who listen only after their last byte.
+    /// Reads and discards the rest, for clients that read the response only afterwards.
     pub(super) async fn discard(self) {
         let mut left = MAX_DISCARD_BYTES;
         let rest = self.0.take_while(|chunk| {
@@ -94,7 +95,8 @@ impl GzipStream {
             }
             let bytes = std::mem::take(self.decoder.get_mut());
             if !bytes.is_empty() {
-                // Who takes all that is ready must not get all of it at once: it may be a thousand times what came.
+                // Yields between chunks: a consumer that never waits would receive all of the
+                // expanded data at once.
                 tokio::task::yield_now().await;
                 return Ok(Some(bytes.into()));
             }
@@ -106,7 +108,7 @@ impl GzipStream {
 fn invalid_gzip() -> Error {
     Error::invalid(
         "body",
-        "the body is not whole gzip data",
+        "the body is not valid gzip data",
         "send the whole body again",
     )
 }

@@ -1,20 +1,20 @@
-//! What an uploader says of a file in headers, kept as extended attributes of the file.
+//! File metadata in headers, stored as extended attributes.
 
 use atoll_model::Attributes;
 use axum::http::{HeaderMap, StatusCode};
 
 use crate::e2b::error::{E2bError, E2bResult};
 
-/// How headers that say something of the file begin.
+/// Prefix of metadata headers.
 const HEADER_PREFIX: &str = "x-metadata-";
-/// How attributes begin that E2B's clients are told.
+/// Prefix of the extended attributes that E2B clients see.
 pub(in crate::e2b::envd) const ATTRIBUTE_PREFIX: &str = "user.e2b.";
-/// The longest name: the kernel's, without the prefix.
+/// Maximum length of a name: the kernel's limit without the prefix.
 const MAX_NAME_BYTES: usize = 246;
-/// The most of names and values together.
+/// Maximum size of all names and values.
 const MAX_TOTAL_BYTES: usize = 4096;
 
-/// All that is said of a file, which replaces what was said before.
+/// The metadata of an upload, which replaces that of an existing file.
 pub(super) fn attributes(headers: &HeaderMap) -> E2bResult<Attributes> {
     let invalid = |message: String| Err(E2bError::new(StatusCode::BAD_REQUEST, message));
     let mut attributes = Attributes {
@@ -28,7 +28,7 @@ pub(super) fn attributes(headers: &HeaderMap) -> E2bResult<Attributes> {
         };
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return invalid(format!(
-                "metadata key '{name}' has not 1 to {MAX_NAME_BYTES} bytes"
+                "metadata key '{name}' must have 1 to {MAX_NAME_BYTES} bytes"
             ));
         }
         let printable = |byte: &u8| (0x20..0x7f).contains(byte);

@@ -1,4 +1,4 @@
-//! Files that come in: one as it is, or several as the parts of a form.
+//! Uploads: a raw body with one file, or multipart form data with several.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,7 +14,7 @@ use crate::e2b::envd::target::{FileTarget, clean_path, file_name};
 use crate::e2b::error::{E2bError, E2bResult};
 use crate::file_body;
 
-/// What became of one.
+/// Result for one file.
 #[derive(Debug, Serialize)]
 pub(super) struct Written {
     name: String,
@@ -55,7 +55,7 @@ pub(super) async fn write_files(
     Ok(vec![written])
 }
 
-/// The parts of a form that are files. Where they go says their name, if the query does not.
+/// Writes the files of a form. The query's path takes precedence over the names in the form.
 async fn write_form_files(
     target: &FileTarget,
     path: Option<String>,
@@ -90,7 +90,7 @@ async fn write_form_files(
     Ok(written)
 }
 
-/// Forms write what would end a name, or its line, as numbers.
+/// Decodes quotes and line breaks, which forms percent-encode in names.
 fn unescaped(name: &str) -> String {
     let name = name.replace("%22", "\"");
     name.replace("%0D", "\r").replace("%0A", "\n")

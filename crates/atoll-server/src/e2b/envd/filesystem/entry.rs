@@ -1,4 +1,4 @@
-//! A file, as E2B's clients see it.
+//! File metadata in E2B's form.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use serde::Serialize;
 
 use crate::e2b::envd::target::{clean_path, file_name};
 
-/// What a directory takes at least. Some file systems say nothing; their clients expect something.
+/// Size of directories on file systems that report none.
 const MIN_DIRECTORY_SIZE: u64 = 4096;
 
-/// All that is said of one.
+/// Metadata of one file.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EntryInfo {
     name: String,
-    /// Of what a link leads to; a link that leads nowhere has none.
+    /// Of the target of a symbolic link; `None` if the target does not exist.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     path: String,
-    /// A number of 64 bits is text in JSON.
+    /// A string, because JSON numbers lose precision above 53 bits.
     size: String,
-    /// Permission bits of what a link leads to.
+    /// Permission bits of the target of a symbolic link.
     mode: u32,
     permissions: String,
     owner: String,
@@ -77,7 +77,7 @@ impl From<FileDetails> for EntryInfo {
     }
 }
 
-/// Kind and permissions in a word, as Go writes it.
+/// Type and permissions as Go's `FileMode` prints them.
 fn permissions(kind: FileKind, mode: u32) -> String {
     let mut word = String::new();
     match kind {
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permissions_are_written_as_go_does() {
+    fn permissions_match_go_file_mode() {
         for (kind, mode, word) in [
             (FileKind::File, 0o644, "-rw-r--r--"),
             (FileKind::File, 0o4755, "urwxr-xr-x"),

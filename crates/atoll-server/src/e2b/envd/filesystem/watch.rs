@@ -1,4 +1,4 @@
-//! Watches: told as a stream, or kept and asked for.
+//! Directory watches: as a stream (`WatchDir`), or with a watcher that is polled.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub(super) fn routes() -> Router<AppState> {
         .route("/filesystem.Filesystem/RemoveWatcher", post(remove))
 }
 
-/// What is to be watched.
+/// Request for a watch.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WatchRequest {
@@ -41,7 +41,7 @@ struct WatchRequest {
     recursive: bool,
     #[serde(default, alias = "include_entry")]
     include_entry: bool,
-    /// No matter: sandboxes have no such file systems.
+    /// Ignored: sandboxes have no network mounts.
     #[serde(default, alias = "allow_network_mounts", rename = "allowNetworkMounts")]
     _allow_network_mounts: Option<bool>,
 }
@@ -60,7 +60,7 @@ impl WatchRequest {
     }
 }
 
-/// One thing that happened, as E2B's clients are told it.
+/// A file system event in E2B's form.
 #[derive(Debug, Serialize)]
 struct Event {
     name: String,
@@ -70,7 +70,7 @@ struct Event {
     entry: Option<EntryInfo>,
 }
 
-/// What happened, in their words, which are the kernel's: a rename is told as two things.
+/// Event types and paths, as inotify reports them: a rename is two events.
 fn event_types(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, ConnectError> {
     Ok(match event {
         WatchEvent::Create { path, .. } => vec![("CREATE", path)],
@@ -79,7 +79,7 @@ fn event_types(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Connect
             path,
             moved_away: false,
         } => vec![("REMOVE", path)],
-        // Half a rename: the other half is nowhere that is watched.
+        // Moved out of the watched directory.
         WatchEvent::Remove {
             path,
             moved_away: true,
@@ -90,19 +90,19 @@ fn event_types(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Connect
         WatchEvent::Overflow => {
             return Err(ConnectError::new(
                 "internal",
-                "more happened than could be told: list the directory and watch it again",
+                "events were lost: list the directory and watch it again",
             ));
         }
         WatchEvent::Limit => {
             return Err(ConnectError::new(
                 "failed_precondition",
-                "there are more directories than can be watched: watch fewer",
+                "too many directories to watch: watch fewer",
             ));
         }
     })
 }
 
-/// All that is told of something that happened.
+/// Converts an event, with metadata if requested.
 async fn to_events(
     access: &SandboxAccess,
     spec: &WatchSpec,
@@ -115,7 +115,7 @@ async fn to_events(
         let described = if wanted {
             let runtime = access.runtime();
             let described = runtime.describe(access.id(), &spec.run_as, &full, ATTRIBUTE_PREFIX);
-            // It may have gone in the meantime.
+            // The file may be gone already.
             described.await.ok()
         } else {
             None
@@ -138,7 +138,7 @@ async fn to_events(
     Ok(events)
 }
 
-/// A stream that never begins fails as one that has begun.
+/// Errors before the first message are sent as a stream too.
 async fn watch_dir(
     target: Result<FileTarget, ConnectError>,
     Extension(connection): Extension<Connection>,
@@ -173,13 +173,13 @@ async fn watch_dir(
     }
 }
 
-/// A stream under way.
+/// State of a watch stream.
 struct State {
     access: SandboxAccess,
     connection: Connection,
     spec: WatchSpec,
     watch: Watch,
-    /// What is still to be sent.
+    /// Envelopes to send.
     waiting: VecDeque<Bytes>,
     keepalive: Duration,
     ended: bool,
@@ -197,7 +197,7 @@ impl State {
             match tokio::time::timeout(self.keepalive, self.watch.next()).await {
                 Err(_) => return Some(Ok(connect_rpc::message(&json!({ "keepalive": {} })))),
                 Ok(Ok(Some(event))) => self.push_event(&event).await,
-                // It ended with its sandbox.
+                // The sandbox has ended.
                 Ok(Ok(None) | Err(_)) if self.access.has_ended() => {
                     self.ended = true;
                     return Some(connect_rpc::end_with(&self.access, &self.connection).await);
@@ -237,7 +237,7 @@ async fn create(
     Ok(Json(json!({ "watcherId": id })))
 }
 
-/// A watch that is kept.
+/// Request about an existing watcher.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct WatcherRequest {

@@ -1,4 +1,4 @@
-//! What a process does, as a stream of events: `start`, `data`, `keepalive`, `end`.
+//! Output of a process as a stream of events: `start`, `data`, `keepalive`, `end`.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use crate::e2b::connect_rpc::{self, ConnectError, Envelope};
 use crate::serve::Connection;
 
-/// How often something is said, if nothing else is asked for.
+/// Default interval of `keepalive` events.
 const DEFAULT_KEEPALIVE: Duration = Duration::from_secs(90);
 
-/// What the processes of a sandbox that ends are sent.
+/// Signal that ends the processes of a sandbox.
 const SIGKILL: i32 = 9;
 
-/// How often a client wants to hear something.
+/// Interval of `keepalive` events that the client requests.
 pub(in crate::e2b) fn keepalive(headers: &HeaderMap) -> Duration {
     let interval = headers.get("keepalive-ping-interval");
     let interval = interval.and_then(|interval| interval.to_str().ok()?.parse().ok());
@@ -30,17 +30,17 @@ pub(in crate::e2b) fn keepalive(headers: &HeaderMap) -> Duration {
         .map_or(DEFAULT_KEEPALIVE, Duration::from_secs)
 }
 
-/// Where the stream is.
+/// Progress of the stream.
 enum Phase {
     Start,
     Running,
-    /// What is left to be said.
+    /// Envelope to send before the end.
     Ending(Bytes),
     Ended,
 }
 
 struct State {
-    /// The sandbox is in use as long as somebody listens.
+    /// Keeps the sandbox active while a client is connected.
     access: SandboxAccess,
     connection: Connection,
     control: ExecHandle,
@@ -49,7 +49,7 @@ struct State {
     keepalive: Duration,
 }
 
-/// Everything from a position on. Who goes away ends nothing.
+/// Streams output from a position on. The process continues if the client disconnects.
 pub(super) fn stream(
     access: SandboxAccess,
     connection: Connection,
@@ -96,10 +96,11 @@ impl State {
         Ok(match next {
             Err(_) => event(&json!({ "keepalive": {} })),
             Ok(Ok(Some(OutputChunk::Data { stream, bytes, .. }))) => self.data(stream, &bytes),
-            // The process goes on; whoever listens must not take what is left for all of it.
+            // The process continues, but the stream fails: the client must not take the output as
+            // complete.
             Ok(Ok(Some(OutputChunk::Gap { from, to }))) => {
                 let lost = to - from;
-                let message = format!("{lost} bytes of output came faster than they were read");
+                let message = format!("{lost} bytes of output were lost: the client reads too slowly");
                 self.fail(&ConnectError::new("data_loss", message))
             }
             Ok(Ok(Some(OutputChunk::Exit(status)))) => return self.end(status).await,
@@ -131,7 +132,7 @@ impl State {
             let message = "context deadline exceeded";
             return Ok(self.fail(&ConnectError::new("deadline_exceeded", message)));
         }
-        // It was killed with its sandbox: that is no end of its own.
+        // Killed together with its sandbox.
         if status.signal == Some(SIGKILL) && self.access.has_ended() {
             self.phase = Phase::Ended;
             return connect_rpc::end_with(&self.access, &self.connection).await;
@@ -141,7 +142,7 @@ impl State {
     }
 }
 
-/// How a process ended, in Go's words.
+/// Exit status in the form of Go's `os/exec`.
 fn exit_event(status: ExecStatus) -> Value {
     match (status.signal, status.code) {
         (Some(signal), _) => {
