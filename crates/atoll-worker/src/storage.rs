@@ -134,9 +134,9 @@ pub fn recorded_kind(data: &Path) -> Option<Storage> {
 
 /// Whether a data directory has files of sandboxes. Then its backend cannot change.
 pub fn has_sandboxes(data: &Path) -> bool {
-    ["sandboxes", "orphaned"].iter().any(|part| {
-        fs::read_dir(data.join(part)).is_ok_and(|mut entries| entries.next().is_some())
-    })
+    ["sandboxes", "orphaned"]
+        .iter()
+        .any(|part| fs::read_dir(data.join(part)).is_ok_and(|mut entries| entries.next().is_some()))
 }
 
 /// Fails if a data directory with sandboxes has another backend, and records the backend otherwise.

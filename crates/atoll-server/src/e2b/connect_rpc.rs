@@ -258,7 +258,12 @@ impl RequestStream {
                 Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
                 Some(Err(error)) => return Err(ConnectError::new("canceled", error.to_string())),
                 None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(ConnectError::new("invalid_argument", "the request is incomplete")),
+                None => {
+                    return Err(ConnectError::new(
+                        "invalid_argument",
+                        "the request is incomplete",
+                    ));
+                }
             }
         }
     }

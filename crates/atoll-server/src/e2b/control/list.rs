@@ -91,7 +91,11 @@ impl ListQuery {
 }
 
 /// All sandboxes that match the filters.
-fn matching(app: &AppState, caller: &RequestContext, query: &ListQuery) -> E2bResult<Vec<SandboxView>> {
+fn matching(
+    app: &AppState,
+    caller: &RequestContext,
+    query: &ListQuery,
+) -> E2bResult<Vec<SandboxView>> {
     if query
         .template
         .as_ref()

@@ -38,8 +38,8 @@ impl<S: Sync> FromRequestParts<S> for FileTarget {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ConnectError> {
         let sandbox = parts.extensions.get::<SandboxRef>();
-        let sandbox = sandbox
-            .ok_or_else(|| ConnectError::new("internal", "the request has no sandbox"))?;
+        let sandbox =
+            sandbox.ok_or_else(|| ConnectError::new("internal", "the request has no sandbox"))?;
         Ok(Self::enter(sandbox, basic_auth_user(&parts.headers)).await?)
     }
 }

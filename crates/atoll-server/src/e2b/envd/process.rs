@@ -351,7 +351,8 @@ async fn take_input(sandbox: &SandboxRef, body: Body) -> Result<(), ConnectError
             process = Some(start.process.find(&access)?);
         }
         if let Some(data) = piece.data {
-            let unknown = || ConnectError::new("invalid_argument", "input before the start message");
+            let unknown =
+                || ConnectError::new("invalid_argument", "input before the start message");
             let process = process.as_ref().ok_or_else(unknown)?;
             data.input.write(process).await?;
         }

@@ -51,7 +51,11 @@ pub(super) fn strip_headers(sandbox: &SandboxRef, headers: &mut HeaderMap) {
 }
 
 /// A header value without credentials; `None` if nothing remains.
-fn strip_value(sandbox: &SandboxRef, name: &HeaderName, value: &HeaderValue) -> Option<HeaderValue> {
+fn strip_value(
+    sandbox: &SandboxRef,
+    name: &HeaderName,
+    value: &HeaderValue,
+) -> Option<HeaderValue> {
     // One char per byte, so that values that are not text pass unchanged.
     let text: String = value.as_bytes().iter().copied().map(char::from).collect();
     let left = match *name {

@@ -100,7 +100,8 @@ impl State {
             // complete.
             Ok(Ok(Some(OutputChunk::Gap { from, to }))) => {
                 let lost = to - from;
-                let message = format!("{lost} bytes of output were lost: the client reads too slowly");
+                let message =
+                    format!("{lost} bytes of output were lost: the client reads too slowly");
                 self.fail(&ConnectError::new("data_loss", message))
             }
             Ok(Ok(Some(OutputChunk::Exit(status)))) => return self.end(status).await,
