@@ -66,7 +66,7 @@ pub(super) async fn metrics(
     // The end is inclusive, in whole seconds.
     let end = query.end.map(|end| end.saturating_add(1));
     let to = end.unwrap_or(i64::MAX).saturating_mul(1_000_000);
-    let access = app.core.look(&caller, id).map_err(for_sandbox(id))?;
+    let access = app.core.peek(&caller, id).map_err(for_sandbox(id))?;
     let samples = access.runtime().samples(access.id(), from, to);
     let samples = samples.map_err(for_sandbox(id))?.into_iter();
     Ok(Json(samples.map(Metric::from).collect()))
@@ -93,7 +93,7 @@ pub(super) async fn latest(
     }
     let mut found = BTreeMap::new();
     for id in ids {
-        let samples = app.core.look(&caller, id).and_then(|access| {
+        let samples = app.core.peek(&caller, id).and_then(|access| {
             let samples = access.runtime().samples(access.id(), i64::MIN, i64::MAX);
             Ok(samples?.pop())
         });

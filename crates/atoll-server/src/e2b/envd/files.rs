@@ -32,7 +32,7 @@ async fn authorize(sandbox: &SandboxRef, parts: &Parts) -> E2bResult<(FileTarget
     if let Some(connection) = parts.extensions.get::<Connection>() {
         connection.authenticate();
     }
-    let target = FileTarget::enter(sandbox, request.username.clone()).await?;
+    let target = FileTarget::open(sandbox, request.username.clone()).await?;
     Ok((target, request))
 }
 

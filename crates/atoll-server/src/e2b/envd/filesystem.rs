@@ -40,7 +40,7 @@ impl<S: Sync> FromRequestParts<S> for FileTarget {
         let sandbox = parts.extensions.get::<SandboxRef>();
         let sandbox =
             sandbox.ok_or_else(|| ConnectError::new("internal", "the request has no sandbox"))?;
-        Ok(Self::enter(sandbox, basic_auth_user(&parts.headers)).await?)
+        Ok(Self::open(sandbox, basic_auth_user(&parts.headers)).await?)
     }
 }
 
