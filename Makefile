@@ -11,9 +11,11 @@ ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
 # What a run of the tests says of each, for `deploy/failures`.
 JUNIT = target/nextest/default/junit.xml
 
+MDBOOK = $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/mdbook/bin/mdbook
+
 PREFIX ?= /usr/local
 
-.PHONY: run serve install test test-v2 soak check bench build target-directory setup setup-test setup-bench
+.PHONY: run serve install test test-v2 soak check bench docs build target-directory setup setup-test setup-bench setup-docs
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build
@@ -56,17 +58,25 @@ soak: setup-test
 test-v2: setup-test
 	@deploy/guest/run
 
-## Format, lints and documents.
+## Format, lints, documents, links and words.
 check: setup-test
+	@deploy/links
+	@deploy/words
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --locked --workspace --all-targets -q -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items -q
 
 ## Every figure, beside the machine's floor and its peers.
 bench: build setup-bench
-	@setsid -w $(ATOLL) bench --work --storage --peers
+	@setsid -w $(ATOLL) bench --work --storage --peers --json > $(CARGO_TARGET_DIR)/bench.json
+	@bench/plot $(CARGO_TARGET_DIR)/bench.json docs/pictures/figures.svg
 	@bench/e2b/run $(ATOLL)
 	@bench/sdk/run $(ATOLL)
+
+## The documents as a static site with search.
+docs: setup-docs
+	@deploy/links
+	@deploy/site $(MDBOOK) $(CARGO_TARGET_DIR)/site
 
 ## Where build results are.
 target-directory:
@@ -78,3 +88,5 @@ setup-test:
 	@deploy/setup test
 setup-bench:
 	@deploy/setup bench
+setup-docs:
+	@deploy/setup docs

@@ -32,6 +32,26 @@ fn block(kind: &str, words: &str) -> String {
     block
 }
 
+/// README.md shows examples of the quick start, which the other tests run.
+#[test]
+fn examples_of_the_readme_are_those_of_the_quick_start() {
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
+    let (readme, quick_start) = (read("README.md"), read("docs/quickstart.md"));
+    let fence = "\n```";
+    let mut compared = 0;
+    // Text and blocks take turns.
+    for block in readme.split(fence).skip(1).step_by(2) {
+        if !block.starts_with("console\n") {
+            assert!(
+                quick_start.contains(&format!("{fence}{block}{fence}")),
+                "docs/quickstart.md lacks a block of README.md: {block}"
+            );
+            compared += 1;
+        }
+    }
+    assert!(compared > 3, "{compared}");
+}
+
 /// A line of a shell, as a user of the server has it who is where the examples are read.
 fn shell(server: &Server, place: &Path, line: &str) -> Command {
     let binaries = world::binary().parent().unwrap().display().to_string();
