@@ -1,5 +1,5 @@
-"""Makes what follows from something else: `src/atoll/_sync` from `src/atoll/_async`, and docs/reference/python.md from the
-docstrings. `python generate.py` writes both, and `--check` says whether they are current."""
+"""Generates `src/atoll/_sync` from `src/atoll/_async`, and docs/reference/python.md from the docstrings.
+`python generate.py` writes both, and `--check` says whether they are current."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def reference() -> str:
 
     parts = [
         "# The SDK for Python",
-        "Made from the docstrings by `sdks/python/generate.py`; [its README](../../sdks/python/README.md) has examples. "
+        "Made from the docstrings by `sdks/python/generate.py`; "
+        "[its README](../../sdks/python/README.md) has examples. "
         "Everything is there on an event loop too, with the same names after `Async`: `AsyncSandbox`, `AsyncClient`, "
         "and `await` before what waits.",
     ]
