@@ -1,4 +1,7 @@
-//! May this caller touch this sandbox now, and does it run.
+//! Authorized access to one sandbox.
+//!
+//! [`SandboxAccess`] exists only after the caller's scope and org were checked. Access with [`Activity::Counted`] keeps
+//! the sandbox from becoming idle until it is dropped.
 
 use std::sync::Arc;
 
@@ -8,7 +11,7 @@ use atoll_worker::LocalRuntime;
 use crate::live_sandboxes::LiveSandbox;
 use crate::{Core, RequestContext};
 
-/// Somebody uses a sandbox, which is not idle as long as this lives; or only looks at it.
+/// Authorized access to a sandbox. It does not lock the sandbox: its state can change at any time.
 #[derive(Debug)]
 pub struct SandboxAccess {
     activity: Activity,
@@ -17,7 +20,7 @@ pub struct SandboxAccess {
     core: Core,
 }
 
-/// Whether it counts.
+/// Whether access resets the idle timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Activity {
     Counted,
@@ -37,12 +40,12 @@ impl SandboxAccess {
         }
     }
 
-    /// The sandbox.
+    /// The sandbox id.
     pub fn id(&self) -> &SandboxId {
         &self.id
     }
 
-    /// What runs it.
+    /// The runtime, for calls to the sandbox.
     pub fn runtime(&self) -> &LocalRuntime {
         self.core.runtime()
     }
@@ -51,7 +54,7 @@ impl SandboxAccess {
         &self.entry
     }
 
-    /// Lets one that was paused meanwhile go on, if a use may do that. Otherwise what is said to it waits.
+    /// Resumes the sandbox if it was paused since and has `auto_resume`. Otherwise calls wait until it is resumed.
     pub async fn resume_if_paused(&self) -> Result<(), Error> {
         let auto_resumes = self.entry.read(|row| row.lifetime.auto_resume);
         if auto_resumes && self.entry.effective_state() == SandboxState::Paused {
@@ -60,27 +63,26 @@ impl SandboxAccess {
         Ok(())
     }
 
-    /// Where the sandbox is in its life now.
+    /// The current state of the sandbox.
     pub fn state(&self) -> SandboxState {
         self.entry.read(|row| row.state)
     }
 
-    /// Whether the sandbox has ended meanwhile, or is about to.
+    /// Whether the sandbox was deleted, or its processes have exited or are being killed.
     pub fn has_ended(&self) -> bool {
-        use SandboxState::{Paused, Running};
         let now = self.runtime().get(&self.id);
         self.entry.read(|row| row.deleted_at.is_some())
-            || !now.is_ok_and(|now| matches!(now.state, Running | Paused))
+            || !now.is_ok_and(|now| now.state.has_processes())
     }
 
-    /// Whether the sandbox has ended and no request starts it again. Waits for a change of its state under way.
+    /// Whether the sandbox has ended and requests do not start it again. Waits for a transition in progress.
     pub async fn is_gone(&self) -> bool {
         use SandboxState::{Failed, Stopped};
         let is_deleted = || self.entry.read(|row| row.deleted_at.is_some());
         if is_deleted() {
             return true;
         }
-        let _settled = self.entry.transition_lock.lock().await;
+        let _transition = self.entry.transition_lock.lock().await;
         let is_down = |state| matches!(state, Stopped | Failed);
         is_deleted()
             || self
@@ -88,7 +90,7 @@ impl SandboxAccess {
                 .read(|row| is_down(row.state) && !row.lifetime.auto_resume)
     }
 
-    /// It is being used right now, for uses that take long.
+    /// Resets the idle timer during long access.
     pub fn record_activity(&self) {
         self.entry.record_activity();
     }
@@ -103,7 +105,7 @@ impl Drop for SandboxAccess {
 }
 
 impl Core {
-    /// Lets a caller use a sandbox; one that is paused goes on, if it may.
+    /// Opens a running sandbox. A paused one is resumed if it has `auto_resume`; any other state is an error.
     pub async fn open_sandbox(
         &self,
         context: &RequestContext,
@@ -116,31 +118,30 @@ impl Core {
     }
 
     pub(crate) async fn open_live(&self, entry: Arc<LiveSandbox>) -> Result<SandboxAccess, Error> {
-        // The use first, then the state: who ends the idle shows that first, and then looks for uses.
-        let used = SandboxAccess::new(self, entry, Activity::Counted);
-        let auto_resumes = used.entry.read(|row| row.lifetime.auto_resume);
-        match used.entry.effective_state() {
-            SandboxState::Running => Ok(used),
+        // Count the use before reading the state: an idle expiry sets the state before it checks for uses.
+        let access = SandboxAccess::new(self, entry, Activity::Counted);
+        let auto_resumes = access.entry.read(|row| row.lifetime.auto_resume);
+        match access.entry.effective_state() {
+            SandboxState::Running => Ok(access),
             SandboxState::Paused if auto_resumes => {
-                self.resume_live(&used.entry, None).await?;
-                Ok(used)
+                self.resume_live(&access.entry, None).await?;
+                Ok(access)
             }
             state => Err(state.state_error("used")),
         }
     }
 
-    /// Lets a caller look at a sandbox in whatever state: what it uses, the logs of its commands. That is no use of
-    /// it.
+    /// Opens a sandbox in any state for reading metadata, metrics or logs. Does not count as activity.
     pub fn peek(&self, context: &RequestContext, name: &str) -> Result<SandboxAccess, Error> {
-        self.at(context, name, Activity::Ignored)
+        self.access(context, name, Activity::Ignored)
     }
 
-    /// Lets a caller follow what happens in a sandbox in whatever state, which holds it as a use does.
+    /// Opens a sandbox in any state for a stream, which counts as activity until it is dropped.
     pub fn observe(&self, context: &RequestContext, name: &str) -> Result<SandboxAccess, Error> {
-        self.at(context, name, Activity::Counted)
+        self.access(context, name, Activity::Counted)
     }
 
-    fn at(
+    fn access(
         &self,
         context: &RequestContext,
         name: &str,

@@ -1,6 +1,7 @@
-//! Ways into a sandbox that need no key: whoever has the token of a scope may use this one sandbox through it, for as
-//! long as there is the sandbox. A token is made from the server's secret and the sandbox's id, so it is the same after a
-//! pause or a restart, and nothing has to be kept.
+//! Access tokens: credentials for one sandbox, without an API key.
+//!
+//! A token is a MAC over the sandbox id and the token's scope. It is valid as long as the sandbox exists, survives
+//! pauses and server restarts, and needs no storage.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,16 +11,17 @@ use atoll_model::{Error, OrgId, PortAccess, SandboxId, SandboxState};
 use crate::live_sandboxes::LiveSandbox;
 use crate::{Core, SandboxAccess, SignedUrl};
 
-/// What a token is good for.
+/// What an access token permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenScope {
     /// Commands and files.
     Data,
-    /// What listens on the sandbox's ports.
+    /// Requests to the sandbox's ports.
     Ports,
 }
 
 impl TokenScope {
+    /// Name in the MAC. Changing it would invalidate all tokens.
     fn name(self) -> &'static str {
         match self {
             Self::Data => "agent",
@@ -27,7 +29,7 @@ impl TokenScope {
         }
     }
 
-    /// The request header for its token.
+    /// Request header that carries the token.
     pub fn header(self) -> &'static str {
         match self {
             Self::Data => "x-access-token",
@@ -36,7 +38,7 @@ impl TokenScope {
     }
 }
 
-/// A sandbox, before it is known whether somebody may use it.
+/// A sandbox that was looked up before the caller is authenticated.
 #[derive(Debug, Clone)]
 pub struct SandboxRef {
     core: Core,
@@ -45,12 +47,12 @@ pub struct SandboxRef {
 }
 
 impl Core {
-    /// The token of a sandbox's scope.
+    /// Computes the access token of a sandbox.
     pub fn token(&self, id: &SandboxId, scope: TokenScope) -> String {
         self.inner.signer.token(id.as_str(), scope.name())
     }
 
-    /// A living sandbox, whosever it is.
+    /// Looks up a sandbox of any org by id.
     pub fn lookup_unauthenticated(&self, id: &SandboxId) -> Option<SandboxRef> {
         let entry = self.inner.sandboxes.get(id)?;
         Some(SandboxRef {
@@ -60,14 +62,14 @@ impl Core {
         })
     }
 
-    /// Counts a request of a client without a credential that makes the server search for a sandbox, or refuses it.
+    /// Applies the rate limit for unauthenticated requests that make the server search for a sandbox.
     pub fn check_search_rate(&self, client: IpAddr) -> Result<(), Error> {
         self.inner.searches.check(client)
     }
 
-    /// The sandboxes that were created last, of all orgs, at most so many.
-    pub fn newest_unauthenticated(&self, most: usize) -> Vec<SandboxRef> {
-        let newest = self.inner.sandboxes.newest(most).into_iter();
+    /// Returns up to `limit` sandboxes of all orgs, newest first.
+    pub fn newest_unauthenticated(&self, limit: usize) -> Vec<SandboxRef> {
+        let newest = self.inner.sandboxes.newest(limit).into_iter();
         let newest = newest.map(|entry| SandboxRef {
             core: self.clone(),
             id: entry.read(|row| row.id.clone()),
@@ -76,8 +78,7 @@ impl Core {
         newest.collect()
     }
 
-    /// Whether a token verify_token a scope of a sandbox. Takes as long for a sandbox that does not exist; the comparison takes
-    /// constant time.
+    /// Verifies an access token in constant time, also for a sandbox that does not exist.
     pub fn verify_token(&self, id: &SandboxId, scope: TokenScope, token: &str) -> bool {
         let signer = &self.inner.signer;
         signer.verify_token(id.as_str(), scope.name(), token)
@@ -85,58 +86,58 @@ impl Core {
 }
 
 impl SandboxRef {
-    /// The sandbox.
+    /// The sandbox id.
     pub fn id(&self) -> &SandboxId {
         &self.id
     }
 
-    /// Its state now.
+    /// The current state.
     pub fn state(&self) -> SandboxState {
         self.entry.read(|row| row.state)
     }
 
-    /// Whether it was deleted since it was found.
+    /// Whether the sandbox was deleted since the lookup.
     pub fn is_deleted(&self) -> bool {
         self.entry.read(|row| row.deleted_at.is_some())
     }
 
-    /// The token of one of its doors.
+    /// The access token for a scope.
     pub fn token(&self, scope: TokenScope) -> &str {
         let tokens =
             || [TokenScope::Data, TokenScope::Ports].map(|scope| self.core.token(&self.id, scope));
-        let [agent, ports] = self.entry.tokens.get_or_init(tokens);
+        let [data, ports] = self.entry.tokens.get_or_init(tokens);
         match scope {
-            TokenScope::Data => agent,
+            TokenScope::Data => data,
             TokenScope::Ports => ports,
         }
     }
 
-    /// Whether a token verify_token a scope. The comparison takes constant time.
+    /// Verifies an access token in constant time.
     pub fn verify_token(&self, scope: TokenScope, token: &str) -> bool {
         self.core.verify_token(&self.id, scope, token)
     }
 
-    /// Whether this server signed a link.
+    /// Verifies the signature of a signed URL in constant time.
     pub fn verify_signed_url(&self, link: &SignedUrl, signature: &str) -> bool {
         self.core.inner.signer.verify(link, signature)
     }
 
-    /// Whether somebody who uses it now makes it run.
+    /// Whether access resumes or starts the sandbox.
     pub fn auto_resumes(&self) -> bool {
         self.entry.read(|row| row.lifetime.auto_resume)
     }
 
-    /// Callers that may use its ports.
+    /// Credential that requests to its ports need.
     pub fn port_access(&self) -> PortAccess {
         self.entry.read(|row| row.port_access)
     }
 
-    /// Whose it is.
+    /// The owner.
     pub fn org(&self) -> OrgId {
         self.entry.read(|row| row.org.clone())
     }
 
-    /// Counts a request of somebody who may use it, or refuses it.
+    /// Applies the rate limit of requests with an access token.
     pub fn check_rate(&self) -> Result<(), Error> {
         match &self.core.inner.rate {
             Some(rate) => rate.check_sandbox(&self.entry.bucket),
@@ -144,7 +145,7 @@ impl SandboxRef {
         }
     }
 
-    /// Uses it; one that is paused or stopped goes on, if it may.
+    /// Opens the sandbox. A paused or stopped one is resumed or started if it has `auto_resume`.
     pub async fn open(&self) -> Result<SandboxAccess, Error> {
         if self.state() == SandboxState::Stopped && self.auto_resumes() {
             self.core.start_live(Arc::clone(&self.entry)).await?;

@@ -12,8 +12,9 @@
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use atoll_model::lock;
 use atoll_store::ClockRecord;
 
 #[cfg(test)]
@@ -30,17 +31,17 @@ const REBOOT: i64 = 5 * MINUTE;
 /// How long nothing is ended or deleted after a larger step.
 pub(crate) const HOLD: i64 = 15 * MINUTE;
 
-/// The clocks of a host.
+/// Source of clock readings. Tests replace it.
 pub(crate) trait TimeSource: Debug + Send + Sync {
     /// The system clock: microseconds since 1970.
     fn system(&self) -> i64;
-    /// Microseconds since boot, suspended or not.
+    /// Microseconds since boot, including time spent suspended.
     fn boottime(&self) -> i64;
-    /// Differs between any two boots.
+    /// Boot id of the host.
     fn boot(&self) -> String;
 }
 
-/// This host.
+/// The clocks of this host.
 #[derive(Debug)]
 pub(crate) struct Host;
 
@@ -72,14 +73,14 @@ pub(crate) struct Clock {
     /// Server time minus boottime.
     anchor: AtomicI64,
     hold: Mutex<Option<Hold>>,
-    /// Held shared while a deadline is computed and written, exclusively while all deadlines move.
+    /// Locked shared while a deadline is computed and written, and exclusively while all deadlines move.
     pub(crate) deadlines: tokio::sync::RwLock<()>,
 }
 
-/// Why nothing is ended or deleted.
+/// A period in which nothing expires, after the system clock was set.
 #[derive(Debug, Clone, Copy)]
 struct Hold {
-    /// The difference of the clocks that it is about.
+    /// The difference of the clocks that started it.
     difference: i64,
     /// Boottime at which the difference is accepted.
     until: i64,
@@ -88,7 +89,7 @@ struct Hold {
 /// Result of [`Clock::check`]. Differences are system clock minus server time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// The clocks agree, or a hold goes on.
+    /// The clocks agree, or a hold continues.
     Unchanged,
     /// The system clock was set: deadlines are held from now on.
     Held(i64),
@@ -144,12 +145,12 @@ impl Clock {
         self.source.boottime()
     }
 
-    /// The system clock, for what expires at a time of day that its holder was given: keys and links.
+    /// The system clock, for keys and signed URLs: they expire at a time of day that their holder knows.
     pub(crate) fn system(&self) -> i64 {
         self.source.system()
     }
 
-    /// Nothing may be ended or deleted because of its age.
+    /// Whether deadlines are held: nothing expires.
     pub(crate) fn is_held(&self) -> bool {
         self.hold().is_some()
     }
@@ -199,7 +200,7 @@ impl Clock {
     }
 
     fn hold(&self) -> MutexGuard<'_, Option<Hold>> {
-        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.hold)
     }
 }
 

@@ -1,4 +1,6 @@
-//! Somebody wants a sandbox to run, or to sleep, whatever it does now: one decision, made while nobody else changes it.
+//! E2B's connect and pause: bring a sandbox into a state from whatever state it is in.
+//!
+//! The current state is read and changed under one hold of the transition lock.
 
 use atoll_model::{Code, Error, ExpiryAction, SandboxState, Scope};
 use atoll_store::SandboxRow;
@@ -7,71 +9,70 @@ use crate::live_sandboxes::LockedSandbox;
 use crate::sandboxes::{check_timeout, microseconds, unconditional};
 use crate::{Core, RequestContext, SandboxView, run_to_completion};
 
-/// How a sandbox is to run.
+/// Options of [`Core::connect`].
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectOptions {
-    /// For at least so many seconds.
+    /// Minimum time to expiry, in seconds.
     pub seconds: u32,
-    /// What is paused goes on; if not, it boots.
+    /// Whether a paused sandbox is resumed. Otherwise it is stopped and started.
     pub keep_memory: bool,
-    /// One that runs is refused.
+    /// Whether a running sandbox is an error.
     pub require_suspended: bool,
-    /// What happens at its end from now on; `None` stays.
+    /// New action at the end of the timeout. `None` keeps the current one.
     pub on_timeout: Option<ExpiryAction>,
 }
 
-/// How a sandbox sleeps.
+/// How [`Core::suspend`] suspends a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PauseMode {
-    /// It is paused.
+    /// Pause: keep the processes.
     Memory,
-    /// It is stopped.
+    /// Stop: keep only the files.
     FilesOnly,
 }
 
-/// What it did before.
+/// State of the sandbox before the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PriorState {
-    /// It ran.
+    /// It was running.
     Running,
     /// It was paused or stopped.
     Suspended,
 }
 
 impl Core {
-    /// Makes a sandbox run if it does not. What somebody else does to it just now is waited for; the end of one that
-    /// runs is never nearer than before.
+    /// Makes a sandbox run. Waits for a transition in progress. The expiry of a running sandbox is only moved later.
     pub async fn connect(
         &self,
         context: &RequestContext,
         name: &str,
-        asked: ConnectOptions,
+        options: ConnectOptions,
     ) -> Result<(SandboxView, PriorState), Error> {
         context.require(Scope::Sandboxes)?;
-        check_timeout(&context.org, Some(asked.seconds))?;
+        check_timeout(&context.org, Some(options.seconds))?;
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
         run_to_completion(async move {
             let held = core.inner.sandboxes.lock(entry).await.map_err(deleted)?;
-            core.connect_locked(&held, asked).await
+            core.connect_locked(&held, options).await
         })
         .await
     }
 
-    /// Pauses a sandbox, with its memory or without, if it does not sleep already. Of two who ask at once one is told
-    /// that it ran.
+    /// Pauses or stops a sandbox unless it is paused or stopped. Of two concurrent calls, one returns
+    /// [`PriorState::Running`].
     pub async fn suspend(
         &self,
         context: &RequestContext,
         name: &str,
-        how: PauseMode,
+        mode: PauseMode,
     ) -> Result<PriorState, Error> {
         context.require(Scope::Sandboxes)?;
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
         run_to_completion(async move {
             let held = core.inner.sandboxes.lock(entry).await?;
-            match (held.entry.read(|row| row.state), how) {
+            match (held.entry.read(|row| row.state), mode) {
                 (SandboxState::Paused | SandboxState::Stopped, _) => {
                     return Ok(PriorState::Suspended);
                 }
@@ -86,17 +87,18 @@ impl Core {
     async fn connect_locked(
         &self,
         held: &LockedSandbox,
-        asked: ConnectOptions,
+        options: ConnectOptions,
     ) -> Result<(SandboxView, PriorState), Error> {
         let entry = &held.entry;
         let state = entry.read(|row| row.state);
         let before = match state {
-            SandboxState::Running if asked.require_suspended => {
+            SandboxState::Running if options.require_suspended => {
                 return Err(state.state_error("resumed"));
             }
             SandboxState::Running => PriorState::Running,
-            SandboxState::Paused if asked.keep_memory => {
-                self.resume_locked(held, Some(Some(asked.seconds))).await?;
+            SandboxState::Paused if options.keep_memory => {
+                self.resume_locked(held, Some(Some(options.seconds)))
+                    .await?;
                 PriorState::Suspended
             }
             _ => {
@@ -108,13 +110,13 @@ impl Core {
             }
         };
         let change = |row: &mut SandboxRow| {
-            let end = self.now() + microseconds(asked.seconds);
+            let end = self.now() + microseconds(options.seconds);
             row.end_at = match state {
                 SandboxState::Running => row.end_at.map(|set| set.max(end)),
-                SandboxState::Paused if asked.keep_memory => row.end_at,
+                SandboxState::Paused if options.keep_memory => row.end_at,
                 _ => Some(end),
             };
-            row.lifetime.on_timeout = asked.on_timeout.unwrap_or(row.lifetime.on_timeout);
+            row.lifetime.on_timeout = options.on_timeout.unwrap_or(row.lifetime.on_timeout);
         };
         let row = entry.row();
         let mut wanted = row.clone();
@@ -129,7 +131,7 @@ impl Core {
     }
 }
 
-/// It was there when somebody asked for it, and somebody else deleted it first.
+/// Converts 404 to 409: the sandbox existed at the beginning of the call and was deleted by another one.
 fn deleted(error: Error) -> Error {
     match error.code {
         Code::SandboxNotFound => Error::new(Code::Conflict, "the sandbox is being deleted"),

@@ -1,24 +1,24 @@
-//! On whose behalf something is done.
+//! Authenticated caller of a request.
 
 use atoll_model::{Code, Error, KeyId, Org, RequestId, Scope};
 
-/// A caller who is known.
+/// An authenticated caller and the request that it makes.
 #[derive(Debug, Clone)]
 pub struct RequestContext {
-    /// Whose sandboxes are meant.
+    /// The org whose sandboxes the caller may access.
     pub org: Org,
-    /// By which key the caller is known; nothing is the operator.
+    /// Key that authenticated the request. `None`: the operator's Unix socket or `--dev`.
     pub key: Option<KeyId>,
-    /// What the caller may do.
+    /// Permissions of the caller.
     pub scope: Scope,
-    /// When the key ends: microseconds since 1970.
+    /// Expiry of the key in microseconds since 1970.
     pub expires_at: Option<i64>,
-    /// The request, in the log and in answers.
+    /// Id of the request, for logs and responses.
     pub request: RequestId,
 }
 
 impl RequestContext {
-    /// Refuses a caller who may not do this.
+    /// Returns 403 unless the caller has the required scope.
     pub fn require(&self, scope: Scope) -> Result<(), Error> {
         if self.scope.allows(scope) {
             return Ok(());

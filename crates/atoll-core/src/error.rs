@@ -1,9 +1,9 @@
-//! From the store's failures to what a caller is told.
+//! Conversion of store errors to API errors.
 
 use atoll_model::{Code, Error};
 use std::error::Error as _;
 
-/// The cause is logged here, once; the caller is told only that it was ours.
+/// Converts a store error. The cause of an internal error is logged here and not sent to the client.
 pub(crate) fn store(error: atoll_store::Error) -> Error {
     match error {
         atoll_store::Error::IdempotencyKeyTaken => atoll_model::Idempotency::mismatch_error(),

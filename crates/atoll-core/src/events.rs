@@ -1,13 +1,13 @@
-//! What happened to an org's sandboxes: from a number on, then live.
+//! Event feed of an org: stored events after a sequence number, then new ones as they occur.
 
 use atoll_model::{Error, Event, Scope};
 
 use crate::{Core, RequestContext, error};
 
-/// How many are read at a time.
+/// Maximum number of events per read.
 const BATCH: u32 = 256;
 
-/// Somebody who is told what happens.
+/// Reader of an org's events.
 #[derive(Debug)]
 pub struct EventReader {
     core: Core,
@@ -17,7 +17,7 @@ pub struct EventReader {
 }
 
 impl EventReader {
-    /// What happened next: at least one thing, waited for.
+    /// Waits for the next events and returns at least one.
     pub async fn next(&mut self) -> Result<Vec<Event>, Error> {
         loop {
             self.changes.mark_unchanged();
@@ -30,14 +30,14 @@ impl EventReader {
                 self.after = last.sequence;
                 return Ok(found);
             }
-            // The store lives as long as we do.
+            // Cannot fail: `self` keeps the store alive.
             let _ = self.changes.changed().await;
         }
     }
 }
 
 impl Core {
-    /// Tells what happens after a number, or from now on.
+    /// Reads events after a sequence number. `None`: only new events.
     pub async fn subscribe_events(
         &self,
         context: &RequestContext,
@@ -57,7 +57,7 @@ impl Core {
         })
     }
 
-    /// What happened to one sandbox, oldest first.
+    /// Returns events of one sandbox after a sequence number, oldest first.
     pub async fn sandbox_events(
         &self,
         context: &RequestContext,

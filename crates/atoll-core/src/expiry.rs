@@ -1,6 +1,8 @@
-//! Ends sandboxes whose time is up: their lifetime, that of their idleness, or that of their files when they have
-//! stopped. Takes no input: it looks at
-//! what should be and makes it so, woken by a change and by the clock.
+//! Background task that expires sandboxes: at the end of the timeout, of the idle timeout, or of the retention of a
+//! stopped sandbox.
+//!
+//! It computes the next expiry from the rows each time it is woken, by a change or by the clock, and keeps no state of
+//! its own. Nothing expires while deadlines are held (see `clock`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,10 +15,10 @@ use crate::sandboxes::{Precondition, microseconds};
 use crate::timekeeping::{self, Recorder};
 use crate::{Config, Core, Inner};
 
-/// Idleness begins and ends without a word: looked at at least so often.
+/// Upper bound between two checks. Idle time is polled: no event marks its start or end.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How far the system clock may be ahead of server time when a command's end is recorded, in microseconds.
+/// Maximum lead of the system clock over server time in the recorded end of a command, in microseconds.
 const MAX_CLOCK_LEAD: i64 = 60_000_000;
 
 pub(crate) async fn expiry_loop(inner: Weak<Inner>) {
@@ -41,25 +43,25 @@ pub(crate) async fn expiry_loop(inner: Weak<Inner>) {
     }
 }
 
-/// Follows the system clock before anything is ended. What cannot be recorded is tried again.
+/// Compares the clocks before anything expires. Failures are retried in the next round.
 async fn follow_clock(core: &Core, recorder: &mut Recorder) {
     let inner = &core.inner;
-    // Failures are logged where they are found.
+    // Failures are logged by the callee.
     let _ = timekeeping::check(&inner.store, &inner.sandboxes, &inner.clock).await;
     let _ = recorder.record(&inner.store, &inner.clock).await;
 }
 
-/// The next thing that happens to a sandbox by itself.
+/// The next expiry of a sandbox.
 #[derive(Debug, Clone, Copy)]
 struct Expiry {
-    /// In microseconds of server time.
+    /// Server time in microseconds.
     at: i64,
     action: ExpiryAction,
-    /// `None` for files whose retention ends: the reason of the stop stays.
+    /// `None` at the end of the retention: the reason of the stop is kept.
     reason: Option<StopReason>,
 }
 
-/// When something happens to a sandbox by itself, and what. Nothing while deadlines are held.
+/// Computes the next expiry of a sandbox. `None` if it does not expire or deadlines are held.
 fn next_expiry(core: &Core, entry: &LiveSandbox, row: &SandboxRow) -> Option<Expiry> {
     if core.inner.clock.is_held() {
         return None;
@@ -85,7 +87,7 @@ fn next_expiry(core: &Core, entry: &LiveSandbox, row: &SandboxRow) -> Option<Exp
         let over = |since: i64| since + microseconds(seconds);
         let since = entry.idle_since()?;
         if over(since) <= core.now() {
-            // A command that runs holds it, and its end is a use, whichever server began it.
+            // A running command prevents idling, and its end is activity, whichever server started it.
             entry.record_activity_at(last_exec_activity(core, &row.id));
         }
         Some(Expiry {
@@ -100,14 +102,14 @@ fn next_expiry(core: &Core, entry: &LiveSandbox, row: &SandboxRow) -> Option<Exp
     }
 }
 
-/// When the files of a sandbox that stopped at a time are deleted.
+/// Time at which a sandbox that stopped at `stopped_at` is deleted. `None`: never.
 pub(crate) fn deletion_time(config: &Config, stopped_at: i64) -> Option<i64> {
     let kept = i64::try_from(config.stopped_retention?.as_micros()).unwrap_or(i64::MAX);
     Some(stopped_at.saturating_add(kept))
 }
 
-/// Until when some command of it ran: now, if one does. A terminal that nobody looks at is none. Ends are recorded by the
-/// system clock: one that is far in the future was recorded before the clock was set back, and says nothing.
+/// Time of the last end of a command, or now if one runs. Terminals do not count. Ends are recorded by the system clock:
+/// one that is far in the future was recorded before the clock was set back, and is ignored.
 fn last_exec_activity(core: &Core, id: &SandboxId) -> i64 {
     let now = core.now();
     let all = core.inner.runtime.execs(id).unwrap_or_default();
@@ -124,17 +126,17 @@ fn last_exec_activity(core: &Core, id: &SandboxId) -> i64 {
         .unwrap_or_default()
 }
 
-/// One that is being changed by somebody is looked at again when that is done.
-fn expire(core: &Core, entry: Arc<LiveSandbox>, due_now: Expiry) {
-    let Expiry { action, reason, .. } = due_now;
+/// Starts the action of an expiry, unless a transition is in progress: then the next round checks again.
+fn expire(core: &Core, entry: Arc<LiveSandbox>, expiry: Expiry) {
+    let Expiry { action, reason, .. } = expiry;
     if entry.transition_lock.try_lock().is_err() {
         return;
     }
     let core = core.clone();
     tokio::spawn(async move {
         let id = entry.read(|row| row.id.clone());
-        // Not if somebody starts or uses it, or gives it more time, just now.
-        let still = {
+        // Skip it if the sandbox was used, restarted or given more time meanwhile.
+        let precondition = {
             let core = core.clone();
             Box::new(move |row: &SandboxRow, entry: &LiveSandbox| {
                 next_expiry(&core, entry, row).is_some_and(|due| {
@@ -143,21 +145,27 @@ fn expire(core: &Core, entry: Arc<LiveSandbox>, due_now: Expiry) {
             })
         };
         let done = match action {
-            ExpiryAction::Destroy => core.delete_when(entry, still, reason).await,
-            ExpiryAction::Stop => core.stop_when(entry, still, reason).await.map(drop),
-            ExpiryAction::Pause => pause(&core, entry, still).await,
+            ExpiryAction::Destroy => core.delete_when(entry, precondition, reason).await,
+            ExpiryAction::Stop => core.stop_when(entry, precondition, reason).await.map(drop),
+            ExpiryAction::Pause => pause(&core, entry, precondition).await,
         };
         match done {
-            Ok(()) => tracing::info!(sandbox = %id, ?action, "its time was up"),
-            Err(error) => tracing::warn!(sandbox = %id, ?action, %error, "its time is up"),
+            Ok(()) => tracing::info!(sandbox = %id, ?action, "sandbox expired"),
+            Err(error) => {
+                tracing::warn!(sandbox = %id, ?action, %error, "failed to expire sandbox")
+            }
         }
     });
 }
 
-/// Pauses it. Who began to use it at that very moment would wait for ever: it goes on then, if it may.
-async fn pause(core: &Core, entry: Arc<LiveSandbox>, still: Precondition) -> Result<(), Error> {
-    core.pause_when(Arc::clone(&entry), still).await?;
-    // One whose lifetime is over stands still, whoever uses it.
+/// Pauses an idle sandbox, and resumes it if an access began at the same moment, which would otherwise wait for ever.
+async fn pause(
+    core: &Core,
+    entry: Arc<LiveSandbox>,
+    precondition: Precondition,
+) -> Result<(), Error> {
+    core.pause_when(Arc::clone(&entry), precondition).await?;
+    // A sandbox whose timeout has ended stays paused.
     let idle = |row: &SandboxRow| row.state == SandboxState::Paused && row.time_left != Some(0);
     let wakes = entry.read(|row| idle(row) && row.lifetime.auto_resume);
     if wakes && entry.idle_since().is_none() {

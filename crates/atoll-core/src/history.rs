@@ -1,5 +1,7 @@
-//! What was run in sandboxes: carried from their journals into the store, where it outlives them, and forgotten when it
-//! is old.
+//! Sessions: the history of sandboxes, its synchronization and its retention.
+//!
+//! Commands are recorded in the journal of each sandbox and copied to the store, where they outlive the sandbox. Old
+//! history is deleted in batches.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,40 +14,40 @@ use atoll_worker::HistoryFlush;
 
 use crate::{Core, Inner, RequestContext, error};
 
-/// How often journals are carried over. Nobody waits for it: what is asked for is carried at once, and what was run is
-/// written down beside the sandbox meanwhile. Each time costs a file opened for every sandbox in which something was run.
+/// Time between two syncs of all journals. A request for a session syncs its journal at once. Each sync opens the journal
+/// of every sandbox with new commands.
 const SYNC_INTERVAL: Duration = Duration::from_secs(10);
-/// How many rows are carried at a time.
+/// Rows per batch of a sync.
 const SYNC_BATCH: u32 = 200;
-/// How often is looked for what is old.
+/// Time between two runs of the retention.
 const RETENTION_INTERVAL: Duration = Duration::from_mins(10);
-/// How many rows are forgotten at a time: others want to write too.
+/// Rows per delete, so that other writers get their turn.
 const RETENTION_BATCH: u32 = 500;
 
 const DAY: i64 = 24 * 3_600_000_000;
-/// How long history is kept after a sandbox is gone, a command after its end, and a key when it is worth nothing.
+/// Retention of deleted sandboxes, ended commands, and revoked or expired keys, in microseconds.
 const HISTORY_RETENTION: i64 = 30 * DAY;
-/// How long events are kept.
+/// Retention of events.
 const EVENT_RETENTION: i64 = 7 * DAY;
-/// How long a create may be said again.
+/// Retention of idempotency keys of creates.
 const IDEMPOTENCY_RETENTION: i64 = DAY;
 
-/// How long the files of sandboxes without a row are kept.
+/// Retention of files in `orphaned/`.
 const ORPHAN_RETENTION: i64 = atoll_worker::orphans::RETENTION.as_micros() as i64;
 
-/// A session with what there is of it.
+/// A session with the size of its history.
 #[derive(Debug, Clone)]
 pub struct SessionView {
-    /// The sandbox it was, or is.
+    /// The row of its sandbox, which may be deleted.
     pub row: SandboxRow,
-    /// How many commands were run in it.
+    /// Number of commands.
     pub commands: i64,
-    /// How many terminals it had.
+    /// Number of terminals.
     pub terminals: i64,
 }
 
 impl Core {
-    /// One of the caller's sessions, by its id or its sandbox's.
+    /// Returns a session of the caller's org by its id or sandbox id.
     pub async fn session(
         &self,
         context: &RequestContext,
@@ -63,7 +65,7 @@ impl Core {
         })
     }
 
-    /// What was run in one of the caller's sessions, newest first.
+    /// Returns a page of commands or terminals of a session, newest first.
     pub async fn session_commands(
         &self,
         context: &RequestContext,
@@ -81,7 +83,7 @@ impl Core {
         }))
     }
 
-    /// What happened to the sandbox of one of the caller's sessions, oldest first.
+    /// Returns events of a session after a sequence number, oldest first.
     pub async fn session_events(
         &self,
         context: &RequestContext,
@@ -110,30 +112,29 @@ impl Core {
 }
 
 impl Inner {
-    /// Carries over what a living sandbox's journal has, for somebody who asks now. Who asks is told what there is,
-    /// even if not everything could be carried.
+    /// Syncs the journal of one sandbox before a read. A failure is logged, and the read returns what the store has.
     async fn sync_now(self: &Arc<Self>, row: &SandboxRow) {
         if row.deleted_at.is_some() {
             return;
         }
         let (inner, id, session) = (Arc::clone(self), row.id.clone(), row.session.clone());
-        // To its end, even if nobody listens any more: what is half carried nobody would come for.
+        // In a task of its own, so that a cancelled request does not leave a partial sync.
         let carried = tokio::spawn(async move { inner.sync(&id, &session).await });
         if let Ok(Err(failure)) = carried.await {
-            tracing::warn!(sandbox = %row.id, %failure, "its history is not complete");
+            tracing::warn!(sandbox = %row.id, %failure, "failed to sync journal: history is incomplete");
         }
     }
 
-    /// Carries over what a sandbox's journal has.
+    /// Copies all unsynced rows of a sandbox's journal to the store.
     async fn sync(&self, id: &SandboxId, session: &SessionId) -> Result<(), Error> {
         let Some(entry) = self.sandboxes.get(id) else {
             return Ok(());
         };
-        // Whoever asks while somebody else carries waits until all of it is there.
+        // A concurrent call waits for the end of this one.
         let _alone = entry.history_lock.lock().await;
         loop {
             let rows = match self.runtime.unsynced_commands(id, SYNC_BATCH).await {
-                // It was deleted meanwhile, and everything carried over with that.
+                // The sandbox was deleted meanwhile, which flushed its journal.
                 Err(error) if error.code == Code::SandboxNotFound => return Ok(()),
                 rows => rows?,
             };
@@ -152,7 +153,7 @@ impl Inner {
     }
 }
 
-/// Keeps what is left of a sandbox's history before its files go.
+/// Callback by which the runtime flushes a journal to the store before it deletes the sandbox's files.
 pub(crate) fn history_sink(store: &Store, session: SessionId) -> HistoryFlush {
     let store = store.clone();
     Box::new(move |rows| {
@@ -163,7 +164,7 @@ pub(crate) fn history_sink(store: &Store, session: SessionId) -> HistoryFlush {
     })
 }
 
-/// Carries journals over, for as long as there is somebody who wants to know.
+/// Background task that syncs all journals periodically.
 pub(crate) async fn sync_loop(inner: Weak<Inner>) {
     let mut clock = tokio::time::interval(SYNC_INTERVAL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -180,14 +181,14 @@ pub(crate) async fn sync_loop(inner: Weak<Inner>) {
                 failed.get_or_insert((id, failure));
             }
         }
-        // What is wrong with one is mostly wrong with all: the store, or the disk.
+        // One log line for all: the usual causes, the store or the disk, concern every journal.
         if let Some((id, failure)) = failed {
-            tracing::warn!(sandbox = %id, %failure, "its history waits beside it");
+            tracing::warn!(sandbox = %id, %failure, "failed to sync journal, will retry");
         }
     }
 }
 
-/// Forgets what is older than it is worth, some at a time.
+/// Background task that deletes old history and orphaned files.
 pub(crate) async fn retention_loop(inner: Weak<Inner>) {
     let mut clock = tokio::time::interval(RETENTION_INTERVAL);
     loop {
@@ -198,10 +199,10 @@ pub(crate) async fn retention_loop(inner: Weak<Inner>) {
         }
         let now = inner.clock.now();
         if let Err(failure) = apply_retention(&inner.store, now).await {
-            tracing::warn!(%failure, "old records stay");
+            tracing::warn!(%failure, "failed to delete old history, will retry");
         }
         if let Err(failure) = inner.runtime.remove_orphans(now - ORPHAN_RETENTION).await {
-            tracing::warn!(%failure, "old orphans stay");
+            tracing::warn!(%failure, "failed to delete old orphaned files, will retry");
         }
     }
 }

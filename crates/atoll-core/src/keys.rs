@@ -1,12 +1,14 @@
-//! Keys: `atl_` and 64 hex digits. `e2b_` before the same digits is the same key. Kept is a hash of the
-//! digits, and the first eight to tell a key by.
+//! API keys: creation, revocation and authentication.
+//!
+//! The secret of a key is `atl_` and 64 hex digits; `e2b_` with the same digits is the same key. Only a hash of the
+//! digits is stored, and the first eight digits to recognize the key by.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, Page, PageRequest, RequestId, Scope};
+use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, Page, PageRequest, RequestId, Scope, lock};
 use atoll_store::NewKey;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
@@ -15,24 +17,24 @@ use crate::{Core, RequestContext, error};
 
 const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const SECRET_HEX_LEN: usize = 64;
-/// For so long nobody is asked for again who was found; revoking a key or changing an org forgets them all.
+/// Time for which an authenticated key is cached. Revoking a key or changing an org invalidates the whole cache.
 const CACHE_TTL: Duration = Duration::from_secs(10);
-/// How many keys an org's own people may make, with those of late that are worth nothing any more.
+/// Maximum number of keys that an org can create, including revoked and expired ones that are not pruned yet.
 const MAX_KEYS_PER_ORG: u32 = 10_000;
-/// How long a revoked key is remembered for streams that were authenticated before the revocation and have not begun to
-/// watch for it. They do so within milliseconds; later requests are refused by the store.
+/// Time for which a revoked key is kept for streams that were authenticated before the revocation and do not watch
+/// for it yet. They do so within milliseconds; the store rejects later requests.
 const REVOKED_RETENTION: Duration = Duration::from_mins(10);
-/// The last use of a key is noted at most so often, in microseconds.
+/// Minimum time between two updates of a key's last use, in microseconds.
 const LAST_USED_RESOLUTION: i64 = 60_000_000;
 
-/// Who was found to be whom a moment ago.
+/// Cache of authenticated keys, and notification about revoked ones.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     entries: Mutex<Entries>,
     revoked: watch::Sender<Revoked>,
 }
 
-/// Keys that were revoked within the last [`REVOKED_RETENTION`], and when.
+/// Keys that were revoked within the last [`REVOKED_RETENTION`], with the time of the revocation.
 #[derive(Debug, Default)]
 struct Revoked(HashMap<KeyId, Instant>);
 
@@ -46,17 +48,17 @@ impl Revoked {
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// Keys that are good, by their hash.
+    /// Valid keys by the hash of their secret.
     keys: HashMap<String, (Instant, Key, Org)>,
     /// The operator's org.
     operator_org: Option<(Instant, Org)>,
-    /// How often everything was forgotten.
+    /// Incremented by each invalidation.
     generation: u64,
 }
 
 impl Cache {
     fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.entries)
     }
 
     fn get(&self, hash: &str) -> Option<(Key, Org)> {
@@ -65,12 +67,12 @@ impl Cache {
         (since.elapsed() < CACHE_TTL).then(|| (key.clone(), org.clone()))
     }
 
-    /// How often everything was forgotten until now: what is asked for from here on may be remembered, if that stays so.
+    /// Current generation. A caller reads it before a lookup and passes it to [`Self::insert_if_current`].
     fn generation(&self) -> u64 {
         self.entries().generation
     }
 
-    /// Remembers what was found, unless something has changed while it was looked for.
+    /// Caches the result of a lookup unless the cache was invalidated since the lookup began.
     fn insert_if_current(&self, generation: u64, hash: String, key: Key, org: Org) {
         let mut known = self.entries();
         if known.generation != generation {
@@ -87,16 +89,16 @@ impl Cache {
         (since.elapsed() < CACHE_TTL).then(|| org.clone())
     }
 
-    /// Until a key is revoked.
+    /// Waits until a key is revoked.
     pub(crate) async fn until_revoked(&self, key: &KeyId) {
         let mut revoked = self.revoked.subscribe();
-        // The sender is here: it does not end before us.
+        // Cannot fail: `self` owns the sender.
         let _ = revoked
             .wait_for(|revoked| revoked.0.contains_key(key))
             .await;
     }
 
-    /// Ends the streams of these keys.
+    /// Notifies the streams of these keys.
     pub(crate) fn revoke(&self, keys: impl IntoIterator<Item = KeyId>) {
         let now = Instant::now();
         self.revoked.send_modify(|revoked| {
@@ -106,7 +108,7 @@ impl Cache {
         });
     }
 
-    /// Something about keys or orgs has changed.
+    /// Empties the cache after a change of keys or orgs.
     pub(crate) fn invalidate(&self) {
         let mut known = self.entries();
         let generation = known.generation + 1;
@@ -117,20 +119,20 @@ impl Cache {
     }
 }
 
-/// What a new key is to be.
+/// Request to create a key.
 #[derive(Debug, Clone)]
 pub struct KeyRequest {
-    /// Whose it is to be; the caller's org if nothing is said.
+    /// Owner by id. `None`: the caller's org.
     pub org: Option<String>,
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// What it is good for.
+    /// Permissions.
     pub scope: Scope,
-    /// From when on it is not accepted: microseconds since 1970.
+    /// Expiry in microseconds since 1970.
     pub expires_at: Option<i64>,
 }
 
-/// A key with its secret, which is told this once.
+/// A new key with its secret, which is returned only once.
 #[derive(Debug, Clone)]
 pub struct CreatedKey {
     /// The key.
@@ -139,7 +141,7 @@ pub struct CreatedKey {
     pub secret: String,
 }
 
-/// What is kept of a secret, if it has the form of one.
+/// Hash of a secret. `None` if the text does not have the form of a secret.
 fn hash(secret: &str) -> Option<String> {
     digits(secret).map(|digits| hex(&Sha256::digest(digits.as_bytes())))
 }
@@ -151,7 +153,7 @@ fn digits(secret: &str) -> Option<&str> {
     digits.filter(|digits| is_secret_hex(digits))
 }
 
-/// Whether a text has the form of 32 bytes that this server writes: digits of a key or a ticket, or an access token.
+/// Whether a text is 64 lowercase hex digits: the form of access tokens and of the random part of keys and tickets.
 pub fn is_secret_hex(text: &str) -> bool {
     text.len() == SECRET_HEX_LEN
         && text
@@ -172,9 +174,9 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// 64 hex digits that nobody guesses.
+/// Generates 64 hex digits of a cryptographic secret.
 pub fn random_secret_hex() -> String {
-    // Two ids are 40 characters of 36 letters each from the system's random source: over 200 bits.
+    // Four ids have 80 random characters out of 36: over 400 bits.
     let mut source = Sha256::new();
     for _ in 0..2 {
         source.update(KeyId::random().as_str());
@@ -183,7 +185,7 @@ pub fn random_secret_hex() -> String {
     hex(&source.finalize())
 }
 
-/// The error of a key that is not accepted.
+/// The error for an invalid key.
 pub(crate) fn refused() -> Error {
     Error::new(
         Code::InvalidApiKey,
@@ -195,7 +197,7 @@ pub(crate) fn refused() -> Error {
 }
 
 impl Core {
-    /// Who brings this secret.
+    /// Authenticates a caller by the secret of an API key.
     pub async fn authenticate(
         &self,
         secret: &str,
@@ -226,7 +228,7 @@ impl Core {
             .last_used_at
             .is_none_or(|last| now - last > LAST_USED_RESOLUTION)
         {
-            // A note that fails is no reason to refuse anybody.
+            // A failed update is no reason to reject the request.
             let _ = self.inner.store.touch_key(&key.id, now).await;
             self.inner.keys.invalidate();
         }
@@ -239,7 +241,7 @@ impl Core {
         })
     }
 
-    /// Who may do everything: the operator on this machine.
+    /// Context of the operator, who needs no key: a caller on the server's Unix socket.
     pub async fn operator(&self, request: RequestId) -> Result<RequestContext, Error> {
         let org = if let Some(known) = self.inner.keys.operator_org() {
             known
@@ -257,8 +259,7 @@ impl Core {
         })
     }
 
-    /// Somebody has, or had, a key that may do everything. One that was never used may have been lost with the server
-    /// that made it.
+    /// Whether an admin key was ever used. An unused one does not count: its secret may have been lost.
     pub async fn has_admin_key(&self) -> Result<bool, Error> {
         let org = self.first_org().await?;
         let keys = self.inner.store.keys(&org.id).await;
@@ -267,7 +268,7 @@ impl Core {
         Ok(keys.iter().any(known))
     }
 
-    /// Whether a key is one of this server's, revoked or not. Does not count as a use of it.
+    /// Whether a key was created by this server, revoked or not. Does not update its last use.
     pub async fn is_known_key(&self, secret: &str) -> Result<bool, Error> {
         let Some(hash) = hash(secret) else {
             return Ok(false);
@@ -276,7 +277,7 @@ impl Core {
         Ok(found.map_err(error::store)?.is_some())
     }
 
-    /// The org whose keys are meant: the caller's, or for an admin any.
+    /// The org whose keys a request concerns. Only admins may name another org than their own.
     async fn key_org(&self, context: &RequestContext, org: Option<&str>) -> Result<OrgId, Error> {
         context.require(Scope::Sandboxes)?;
         match org {
@@ -285,7 +286,7 @@ impl Core {
         }
     }
 
-    /// Makes a key, at most as powerful as the caller, and for no longer.
+    /// Creates a key. Its scope and expiry may not exceed those of the caller's key.
     pub async fn create_key(
         &self,
         context: &RequestContext,
@@ -294,18 +295,18 @@ impl Core {
         let org = self.key_org(context, asked.org.as_deref()).await?;
         context.require(asked.scope)?;
         Org::check_name(&asked.name)?;
-        let wrong = |message, remedy: &str| Err(Error::invalid("expiresAt", message, remedy));
+        let invalid = |message, remedy: &str| Err(Error::invalid("expiresAt", message, remedy));
         if asked
             .expires_at
             .is_some_and(|end| end <= self.inner.clock.system())
         {
             let remedy = "give a later time, or leave it out";
-            return wrong("expiresAt is in the past", remedy);
+            return invalid("expiresAt is in the past", remedy);
         }
         let expires_at = asked.expires_at.or(context.expires_at);
         if context.expires_at.is_some() && expires_at > context.expires_at {
             let remedy = "give an earlier time, or leave it out";
-            return wrong("expiresAt is later than that of your own key", remedy);
+            return invalid("expiresAt is later than that of your own key", remedy);
         }
         let digits = random_secret_hex();
         let secret = format!("{}{digits}", PREFIXES[0]);
@@ -324,12 +325,12 @@ impl Core {
             hash: hash(&secret).unwrap_or_default(),
             key,
         };
-        // An admin is never locked out by what others made.
-        let most = match context.require(Scope::Admin) {
+        // Admins are exempt, so that keys of others cannot lock them out.
+        let max = match context.require(Scope::Admin) {
             Ok(()) => u32::MAX,
             Err(_) => MAX_KEYS_PER_ORG,
         };
-        let added = self.inner.store.insert_key(&new, most).await;
+        let added = self.inner.store.insert_key(&new, max).await;
         if !added.map_err(error::store)? {
             let message = format!(
                 "the org has {MAX_KEYS_PER_ORG} keys, with those that were revoked of late"
@@ -343,7 +344,7 @@ impl Core {
         })
     }
 
-    /// The keys of an org, newest first.
+    /// Returns the keys of an org, newest first.
     pub async fn keys(
         &self,
         context: &RequestContext,
@@ -357,7 +358,7 @@ impl Core {
         }))
     }
 
-    /// Makes a key useless, at once, if it is no more powerful than the caller.
+    /// Revokes a key, whose scope may not exceed that of the caller's key, and ends its open streams.
     pub async fn revoke_key(
         &self,
         context: &RequestContext,
@@ -389,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn revoked_keys_are_forgotten_after_a_while() {
+    fn revoked_keys_are_dropped_after_retention() {
         let (mut revoked, begin) = (Revoked::default(), Instant::now());
         for second in 0..5_000 {
             revoked.add(KeyId::random(), begin + Duration::from_secs(second));
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_looked_up_before_a_change_is_not_remembered_after_it() {
+    fn lookup_before_an_invalidation_is_not_cached() {
         let (cache, org) = (Cache::default(), OrgId::random());
         let key = Key {
             id: KeyId::random(),
@@ -422,7 +423,7 @@ mod tests {
             cache.insert_if_current(generation, "hash".into(), key.clone(), org.clone())
         };
         let generation = cache.generation();
-        // It is revoked while somebody looks it up.
+        // The key is revoked during the lookup.
         cache.invalidate();
         put(generation);
         assert!(cache.get("hash").is_none());

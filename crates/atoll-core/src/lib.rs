@@ -1,11 +1,11 @@
-//! The rules: who may do what with which sandbox, and for how long.
+//! Control plane: authentication, permissions, quotas, transitions and expiry of sandboxes.
 //!
-//! `control` verify identity, quota and time, and writes rows first: a row says what should be, the worker's
-//! record beside the files says what is, and [`Core::open`] joins them. `data` (commands and files) sees
-//! only a [`SandboxAccess`]: somebody may touch this sandbox now, and it runs.
+//! A row in the store holds the desired state of a sandbox and is written first. The runtime's record beside the
+//! sandbox's files holds the actual state. [`Core::open`] reconciles both.
 //!
-//! One process serves a data directory, so the rows of living sandboxes are also kept in memory: a question
-//! costs no query, and a change is written before it is seen.
+//! Calls for commands, files and ports do not go through this crate: it only authorizes them, with a
+//! [`SandboxAccess`]; the caller then uses the runtime. One process serves a data directory, so the rows of all sandboxes
+//! that are not deleted are also kept in memory.
 
 mod access;
 mod access_tokens;
@@ -63,7 +63,7 @@ pub use watchers::WatchSpec;
 use clock::Clock;
 use live_sandboxes::LiveSandboxes;
 
-/// The control plane of one machine.
+/// The control plane of one machine. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Core {
     inner: Arc<Inner>,
@@ -75,13 +75,13 @@ struct Inner {
     runtime: LocalRuntime,
     sandboxes: LiveSandboxes,
     clock: Arc<Clock>,
-    /// Tried again.
+    /// Deletes that failed in the runtime. Retried every 5 s.
     pending_deletes: Mutex<reconcile::PendingDeletes>,
-    /// Tried again, too.
+    /// Creates that failed after their row was inserted; the row still has to be removed. Retried every 5 s.
     abandoned_creates: Mutex<HashMap<SandboxId, SandboxRow>>,
-    /// Some sandbox's time may be up at another moment than before.
+    /// Notified when the next expiry of a sandbox may have changed.
     expiry_changed: Notify,
-    /// The server is about to end.
+    /// True once the server shuts down.
     shutting_down: watch::Sender<bool>,
     keys: keys::Cache,
     tickets: tickets::Tickets,
@@ -92,19 +92,19 @@ struct Inner {
     config: Config,
 }
 
-/// What the rules leave to the operator.
+/// Settings of the operator.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Config {
-    /// How long a stopped sandbox is kept before it is deleted; `None` is for ever.
+    /// Time after which a stopped sandbox is deleted. `None`: never.
     pub stopped_retention: Option<Duration>,
-    /// How many requests a second a key may send; `None` is as many as it likes.
+    /// Maximum number of requests per second and key. `None`: no limit.
     pub rate_limit: Option<NonZeroU32>,
-    /// Sandboxes that have no row become sandboxes of the first org. Otherwise they are set aside.
+    /// Whether sandboxes without a row are given to the first org. Otherwise they are moved to `orphaned/`.
     pub adopt_orphans: bool,
 }
 
 impl Core {
-    /// Joins what should be with what is, and begins to watch the time.
+    /// Reconciles the store with the runtime and starts the background tasks.
     pub async fn open(
         store: Store,
         runtime: LocalRuntime,
@@ -115,7 +115,7 @@ impl Core {
         let clock = Arc::new(Clock::start(Box::new(clock::Host), recorded.as_ref()));
         let (sandboxes, pending_deletes) =
             reconcile::reconcile_all(&store, &runtime, &config, &clock).await?;
-        // Before anything can be ended because its time is up. A failure is logged, and the hold begins all the same.
+        // Before any sandbox can expire. A failure is logged, and deadlines are held nevertheless.
         let _ = timekeeping::check(&store, &sandboxes, &clock).await;
         let core = Self {
             inner: Arc::new(Inner {
@@ -143,12 +143,12 @@ impl Core {
         Ok(core)
     }
 
-    /// The org of the first start, made if there is none.
+    /// The org of the operator. Created if there is none.
     pub async fn first_org(&self) -> Result<Org, Error> {
         orgs::first(&self.inner.store, self.now()).await
     }
 
-    /// What runs the sandboxes.
+    /// The runtime.
     pub fn runtime(&self) -> &LocalRuntime {
         &self.inner.runtime
     }
@@ -158,7 +158,7 @@ impl Core {
         self.inner.clock.now()
     }
 
-    /// The store answers.
+    /// Checks that the store can be read and written.
     pub async fn is_ready(&self) -> Result<(), Error> {
         self.inner.store.ping().await.map_err(error::store)
     }
@@ -168,9 +168,9 @@ impl Core {
         self.inner.store.sync().await.map_err(error::store)
     }
 
-    /// Ends everything but the sandboxes.
+    /// Closes the store and the runtime. Persistent sandboxes keep running.
     pub async fn close(self) -> Result<(), Error> {
-        // For the next server. The one before is at most a minute old.
+        // For the next server. Without it, the last record is at most a minute old.
         let _ = self
             .inner
             .store
@@ -181,7 +181,7 @@ impl Core {
     }
 }
 
-/// Work that goes on whether or not its caller waits, and belongs to the same request in the log.
+/// Runs work to completion even if the caller is cancelled, with the request's tracing span.
 pub fn run_to_completion<T>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> + Send {

@@ -1,11 +1,14 @@
-//! The rows of living sandboxes, in memory.
+//! In-memory rows of all sandboxes that are not deleted, with their locks and idle tracking.
+//!
+//! A change is written to the store before it is visible here. The only exceptions are transient states (see
+//! [`LiveSandbox::set_transient_state`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState, StopReason};
+use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState, StopReason, lock};
 use atoll_store::{ChangeEvent, SandboxRow, Store};
 
 use crate::clock::Clock;
@@ -13,7 +16,7 @@ use crate::error;
 use crate::rate_limit::Bucket;
 use crate::watchers::Watchers;
 
-/// All living sandboxes.
+/// All sandboxes that are not deleted, indexed by id, creation time and alias.
 #[derive(Debug)]
 pub(crate) struct LiveSandboxes {
     clock: Arc<Clock>,
@@ -27,8 +30,8 @@ struct Live {
     by_age: BTreeMap<(i64, SandboxId), Arc<LiveSandbox>>,
 }
 
-/// Index from an org's alias to the sandbox. An alias is unique in the store, which is written first: whichever
-/// sandbox was indexed last has it.
+/// Index from org and alias to the sandbox. The store, which is written first, keeps aliases unique, so the last
+/// insert wins.
 #[derive(Debug, Default)]
 struct Aliases(Mutex<HashMap<(OrgId, String), SandboxId>>);
 
@@ -55,31 +58,31 @@ impl Aliases {
     }
 }
 
-/// One of them.
+/// A sandbox that is not deleted.
 #[derive(Debug)]
 pub(crate) struct LiveSandbox {
     row: Mutex<SandboxRow>,
     clock: Arc<Clock>,
     aliases: Arc<Aliases>,
-    /// LockedSandbox while it gets from one state to another, and while its row is written.
+    /// Held during a transition and while the row is written.
     pub(crate) transition_lock: Arc<tokio::sync::Mutex<()>>,
-    /// LockedSandbox while its history is carried over.
+    /// Held while the journal is synced to the store.
     pub(crate) history_lock: tokio::sync::Mutex<()>,
-    /// It is being paused, which its row says when that is done.
+    /// A pause is in progress. The row changes when it is done.
     is_pausing: AtomicBool,
-    /// When it was last last_activity: boottime, which never jumps.
+    /// Time of the last activity as `CLOCK_BOOTTIME` in microseconds.
     last_activity: AtomicI64,
-    /// Uses under way.
+    /// Number of counted accesses in progress.
     active_uses: AtomicUsize,
-    /// Watches that are kept between requests, which is no use.
+    /// Watchers that outlive requests. They do not count as activity.
     pub(crate) watchers: Watchers,
-    /// How many requests it was sent lately.
+    /// Rate limit of requests with an access token.
     pub(crate) bucket: Bucket,
-    /// Access tokens, one for each [`crate::TokenScope`], computed when one is first used.
+    /// Access tokens by [`crate::TokenScope`], computed on first use.
     pub(crate) tokens: OnceLock<[String; 2]>,
 }
 
-/// One that is being paused as long as this lives.
+/// Marks a sandbox as being paused until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PauseGuard<'a>(&'a LiveSandbox);
 
@@ -89,15 +92,11 @@ impl Drop for PauseGuard<'_> {
     }
 }
 
-/// One whose gate is held.
+/// A sandbox whose transition lock is held.
 #[derive(Debug)]
 pub(crate) struct LockedSandbox {
     pub(crate) entry: Arc<LiveSandbox>,
-    _gate: tokio::sync::OwnedMutexGuard<()>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    _guard: tokio::sync::OwnedMutexGuard<()>,
 }
 
 impl LiveSandbox {
@@ -125,7 +124,7 @@ impl LiveSandbox {
         look(&lock(&self.row))
     }
 
-    /// Changes the row, in the store first, with what happened.
+    /// Changes the row, in the store first, with the event of the change.
     pub(crate) async fn update(
         &self,
         store: &Store,
@@ -140,30 +139,30 @@ impl LiveSandbox {
         lock(&self.row).clone_from(&row);
         let (from, to) = (before.alias.as_deref(), row.alias.as_deref());
         self.aliases.change(&row.id, &row.org, from, to);
-        if !matches!(row.state, SandboxState::Running | SandboxState::Paused) {
+        if !row.state.has_processes() {
             self.remove_watchers();
         }
         Ok(row)
     }
 
-    /// Changes the row in memory alone: the store has it already.
+    /// Changes the row in memory only, after the store was changed.
     pub(crate) fn change(&self, change: impl FnOnce(&mut SandboxRow)) {
         change(&mut lock(&self.row));
     }
 
-    /// Shows it in a state that is not written down: it passes, and after a crash it is what the runtime finds.
+    /// Sets a state in memory only. It does not outlive a transition; after a crash the runtime's state applies.
     pub(crate) fn set_transient_state(&self, state: SandboxState, reason: Option<StopReason>) {
         let mut row = lock(&self.row);
         (row.state, row.reason) = (state, reason);
     }
 
-    /// Shows those who want to use it that it is being paused.
+    /// Marks the sandbox as being paused, so that new accesses wait for the pause and resume it.
     pub(crate) fn begin_pause(&self) -> PauseGuard<'_> {
         self.is_pausing.store(true, Ordering::Release);
         PauseGuard(self)
     }
 
-    /// Its state for whoever uses it: what is being paused is paused.
+    /// The state for new accesses: a sandbox that is being paused counts as paused.
     pub(crate) fn effective_state(&self) -> SandboxState {
         match self.read(|row| row.state) {
             SandboxState::Running if self.is_pausing.load(Ordering::Acquire) => {
@@ -188,20 +187,21 @@ impl LiveSandbox {
             .fetch_max(self.clock.boottime(), Ordering::AcqRel);
     }
 
-    /// It was used at a server time, if not later too.
+    /// Records activity at a server time, unless there was later activity.
     pub(crate) fn record_activity_at(&self, at: i64) {
         let at = self.clock.boottime_at(at);
         self.last_activity.fetch_max(at, Ordering::AcqRel);
     }
 
-    /// Server time of the last use; `None` while a use is under way.
+    /// Server time of the last activity. `None` while an access is in progress.
     pub(crate) fn idle_since(&self) -> Option<i64> {
         let idle = self.active_uses.load(Ordering::Acquire) == 0;
         idle.then(|| self.clock.at(self.last_activity.load(Ordering::Acquire)))
     }
 }
 
-/// What a change is called. What ran and is deleted was being stopped, and what could not be made has failed first.
+/// The event for a change of a row. The deletion of a running sandbox is preceded by `stopping`, and that of a failed
+/// create by `failed`.
 pub(crate) fn change_event(before: &SandboxRow, after: &SandboxRow) -> ChangeEvent {
     use SandboxState::{Failed, Paused, Running, Stopping};
     if after.deleted_at.is_some() {
@@ -245,12 +245,15 @@ impl LiveSandboxes {
             .change(&row.id, &row.org, None, row.alias.as_deref());
     }
 
-    /// One that is being made: whoever wants to change it waits until the gate is let go.
+    /// Inserts a sandbox that is being created, with its transition lock held.
     pub(crate) async fn insert_locked(&self, row: SandboxRow) -> LockedSandbox {
         let entry = LiveSandbox::new(row, &self.clock, Arc::clone(&self.aliases));
-        let gate = Arc::clone(&entry.transition_lock).lock_owned().await;
+        let guard = Arc::clone(&entry.transition_lock).lock_owned().await;
         self.insert(&entry);
-        LockedSandbox { entry, _gate: gate }
+        LockedSandbox {
+            entry,
+            _guard: guard,
+        }
     }
 
     pub(crate) fn remove(&self, id: &SandboxId) {
@@ -263,10 +266,10 @@ impl LiveSandboxes {
             .change(id, &row.org, row.alias.as_deref(), None);
     }
 
-    /// The sandboxes that were created last, at most so many.
-    pub(crate) fn newest(&self, most: usize) -> Vec<Arc<LiveSandbox>> {
+    /// Returns up to `limit` sandboxes, newest first.
+    pub(crate) fn newest(&self, limit: usize) -> Vec<Arc<LiveSandbox>> {
         let all = lock(&self.all);
-        all.by_age.values().rev().take(most).cloned().collect()
+        all.by_age.values().rev().take(limit).cloned().collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<LiveSandbox>> {
@@ -277,36 +280,39 @@ impl LiveSandboxes {
         lock(&self.all).by_id.get(id).cloned()
     }
 
-    /// An org's sandbox by id or alias. What belongs to another org is not there, whatever it is called.
+    /// Finds a sandbox of an org by id or alias. A sandbox of another org is not found.
     pub(crate) fn find(&self, org: &OrgId, name: &str) -> Result<Arc<LiveSandbox>, Error> {
-        // An alias never has the form of an id.
+        // No alias has the form of an id.
         let id = name.parse().ok().or_else(|| self.aliases.get(org, name));
         let found = id.and_then(|id| self.get(&id));
         let own = |entry: &Arc<LiveSandbox>| entry.read(|row| row.org == *org);
         found.filter(own).ok_or_else(not_found)
     }
 
-    /// Waits until nobody else changes it, and not for ever.
+    /// Acquires the transition lock, with a timeout.
     pub(crate) async fn lock_within(
         &self,
         entry: Arc<LiveSandbox>,
-        most: Duration,
+        timeout: Duration,
     ) -> Result<LockedSandbox, Error> {
         let state = entry.read(|row| row.state.name());
-        let held = tokio::time::timeout(most, self.lock(entry)).await;
+        let held = tokio::time::timeout(timeout, self.lock(entry)).await;
         held.unwrap_or_else(|_| {
             Err(Error::new(
                 Code::Timeout,
-                format!("the sandbox is {state} for more than {} s", most.as_secs()),
+                format!(
+                    "the sandbox is {state} for more than {} s",
+                    timeout.as_secs()
+                ),
             )
             .remedy("try again; if it goes on, give the request_id to the operator of the server")
             .detail("state", state))
         })
     }
 
-    /// Waits until nobody else changes it. What was deleted meanwhile is not there.
+    /// Acquires the transition lock. Returns 404 if the sandbox was deleted meanwhile.
     pub(crate) async fn lock(&self, entry: Arc<LiveSandbox>) -> Result<LockedSandbox, Error> {
-        let gate = Arc::clone(&entry.transition_lock).lock_owned().await;
+        let guard = Arc::clone(&entry.transition_lock).lock_owned().await;
         let id = entry.read(|row| row.id.clone());
         if self
             .get(&id)
@@ -314,11 +320,14 @@ impl LiveSandboxes {
         {
             return Err(not_found());
         }
-        Ok(LockedSandbox { entry, _gate: gate })
+        Ok(LockedSandbox {
+            entry,
+            _guard: guard,
+        })
     }
 }
 
-/// The same words whether it never was, is deleted or is somebody else's.
+/// The error for a sandbox that does not exist, was deleted or belongs to another org: they are indistinguishable.
 pub(crate) fn not_found() -> Error {
     Error::new(Code::SandboxNotFound, "there is no such sandbox")
         .remedy("GET /sandboxes lists yours")
@@ -360,7 +369,7 @@ pub(crate) mod tests {
         LiveSandboxes::new(&Arc::new(crate::clock::tests::manual().1))
     }
 
-    /// An org with so many sandboxes, and those of ten others.
+    /// An org with some sandboxes, and ten other orgs with as many.
     fn filled(sandboxes: i64) -> (LiveSandboxes, OrgId) {
         let (ledger, orgs) = (new_sandboxes(), [(); 11].map(|()| OrgId::random()));
         for number in 0..sandboxes {
@@ -374,8 +383,8 @@ pub(crate) mod tests {
         (ledger, org)
     }
 
-    /// The best time of many for the same work, so that nothing else on the machine is in it.
-    fn least(mut work: impl FnMut()) -> Duration {
+    /// The shortest of many measurements, to exclude other load on the machine.
+    fn shortest(mut work: impl FnMut()) -> Duration {
         let times = (0..50).map(|_| {
             let begin = std::time::Instant::now();
             for _ in 0..100 {
@@ -387,22 +396,22 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lookups_take_as_long_among_5000_sandboxes_as_among_50() {
+    fn lookups_do_not_depend_on_the_number_of_sandboxes() {
         let times = [50, 5_000].map(|sandboxes| {
             let (ledger, org) = filled(sandboxes / 10);
-            let found = least(|| assert!(ledger.find(&org, "web-3").is_ok()));
-            let unknown = least(|| assert!(ledger.find(&org, "no-such").is_err()));
-            let newest = least(|| assert_eq!(ledger.newest(50).len(), 50));
+            let found = shortest(|| assert!(ledger.find(&org, "web-3").is_ok()));
+            let unknown = shortest(|| assert!(ledger.find(&org, "no-such").is_err()));
+            let newest = shortest(|| assert_eq!(ledger.newest(50).len(), 50));
             [found, unknown, newest]
         });
-        // A search preceded_by all of them takes 100 times as long.
+        // A linear search would take 100 times as long.
         for (few, many) in times[0].iter().zip(&times[1]) {
             assert!(*many < *few * 20, "{times:?}");
         }
     }
 
     #[test]
-    fn an_alias_leads_to_the_sandbox_that_has_it_now() {
+    fn alias_finds_its_current_sandbox() {
         let (ledger, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
         let id = |entry: &LiveSandbox| entry.read(|row| row.id.clone());
         let found = |org: &OrgId, name: &str| ledger.find(org, name).ok().map(|entry| id(&entry));
@@ -411,7 +420,7 @@ pub(crate) mod tests {
         assert_eq!(found(&other, "web"), Some(id(&foreign)));
         let foreign_id = id(&foreign).to_string();
         assert_eq!(found(&org, &foreign_id), None);
-        // The next one with the alias may be there before the last is gone.
+        // The next sandbox with the alias may be inserted before the last one is removed.
         let second = ledger.add(row(&org, "web"));
         ledger.remove(&id(&first));
         assert_eq!(found(&org, "web"), Some(id(&second)));
@@ -423,7 +432,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_newest_are_the_last_created() {
+    fn newest_sorts_by_creation_time() {
         let (ledger, org) = (new_sandboxes(), OrgId::random());
         for number in [3, 1, 4, 2] {
             let mut row = row(&org, "web");
@@ -439,7 +448,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn a_gate_is_waited_for_in_time_and_what_is_gone_then_is_not_there() {
+    async fn lock_times_out_and_fails_after_removal() {
         let clock = Arc::new(crate::clock::tests::manual().1);
         let (ledger, org) = (LiveSandboxes::new(&clock), OrgId::random());
         let entry = ledger.add(row(&org, "web"));

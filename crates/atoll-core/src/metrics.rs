@@ -1,11 +1,11 @@
-//! What whoever watches is told about sandboxes: how many there are, how many were made, how long that took.
+//! Prometheus metrics of the control plane.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use atoll_model::{Error, LatencyFamily, SandboxState, latency_family, latency_histogram};
+use atoll_model::{Error, LatencyFamily, SandboxState, latency_family, latency_histogram, lock};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -17,7 +17,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::{Core, Inner};
 
-/// So many templates are told apart; later ones are `other`. Names come from callers, and each is kept for ever.
+/// Maximum number of template names as label values; later ones are reported as `other`. The names come from callers and
+/// are never dropped.
 const MAX_TEMPLATE_LABELS: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -31,12 +32,12 @@ struct CreateLabels {
     status: &'static str,
 }
 
-/// What is counted while it happens.
+/// Metrics that are updated by operations.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     creates: Family<CreateLabels, Counter>,
     create_duration: LatencyFamily<TemplateLabel>,
-    /// From the question to a place for it.
+    /// Time from the request to the reservation of a slot.
     queue_wait: Histogram,
     templates: Mutex<HashSet<String>>,
 }
@@ -53,7 +54,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A sandbox was made, or not.
+    /// Records the result of a create.
     pub(crate) fn record_create<T>(&self, template: &str, made: &Result<T, Error>, took: Duration) {
         let status = match made {
             Ok(_) => "success",
@@ -72,7 +73,7 @@ impl Metrics {
         } else if self.known().contains(template) {
             template.to_owned()
         } else {
-            // A caller may have made it up.
+            // The name may be invented by the caller.
             "unknown".into()
         };
         self.creates
@@ -80,17 +81,16 @@ impl Metrics {
             .inc();
     }
 
-    /// There is a place for a sandbox that was asked for.
+    /// Records the time that a create waited for a slot.
     pub(crate) fn record_queue_wait(&self, waited: Duration) {
         self.queue_wait.observe(waited.as_secs_f64());
     }
 
     fn known(&self) -> MutexGuard<'_, HashSet<String>> {
-        let known = self.templates.lock();
-        known.unwrap_or_else(PoisonError::into_inner)
+        lock(&self.templates)
     }
 
-    /// What a template that there is, is called here.
+    /// Label value for an existing template.
     fn label(&self, template: &str) -> String {
         let mut known = self.known();
         if known.contains(template) || known.len() < MAX_TEMPLATE_LABELS {
@@ -102,25 +102,25 @@ impl Metrics {
 }
 
 impl Core {
-    /// Shows what happens here, in the store and in the runtime to whoever asks the registry.
+    /// Registers the metrics of the control plane, the store and the runtime.
     pub fn register(&self, registry: &mut Registry) {
         self.inner.store.register(registry);
         self.inner.runtime.register(registry);
         let metrics = &self.inner.metrics;
         registry.register(
             "sandbox_creates",
-            "Sandboxes that were asked for: success, refused or failed",
+            "Create requests by result: success, refused or failed",
             metrics.creates.clone(),
         );
         registry.register_with_unit(
             "sandbox_create_duration",
-            "How long it took to make a sandbox, until a command works in it",
+            "Time to create a sandbox, until commands work",
             Unit::Seconds,
             metrics.create_duration.clone(),
         );
         registry.register_with_unit(
             "sandbox_create_queue",
-            "How long a create waited until there was a place for the sandbox",
+            "Time that a create waited for a slot",
             Unit::Seconds,
             metrics.queue_wait.clone(),
         );
@@ -128,7 +128,7 @@ impl Core {
     }
 }
 
-/// What is counted when somebody wants to know.
+/// Metrics that are computed at each scrape.
 struct SandboxCollector(Weak<Inner>);
 
 impl fmt::Debug for SandboxCollector {
@@ -153,20 +153,20 @@ impl Collector for SandboxCollector {
                 *count += 1;
             }
         }
-        let help = "Sandboxes that run";
+        let help = "Number of running sandboxes by template";
         let mut all =
             encoder.encode_descriptor("sandboxes_active", help, None, MetricType::Gauge)?;
         for (template, count) in active {
             let labels = [("template", template)];
             ConstGauge::new(count).encode(all.encode_family(&labels)?)?;
         }
-        let help = "Sandboxes that there are, by state";
+        let help = "Number of sandboxes by state";
         let mut all = encoder.encode_descriptor("sandboxes", help, None, MetricType::Gauge)?;
         for (state, count) in states {
             let labels = [("state", state.name())];
             ConstGauge::new(count).encode(all.encode_family(&labels)?)?;
         }
-        let help = "Age of the oldest acknowledged change that a power cut could still undo";
+        let help = "Age of the oldest acknowledged change that a power failure could still undo";
         let unit = Some(&Unit::Seconds);
         let mut all = encoder.encode_descriptor("unsynced", help, unit, MetricType::Gauge)?;
         for (part, age) in [

@@ -1,25 +1,23 @@
-//! Orgs. The first one, made at the first start, has only the machine's limits.
+//! Orgs: creation, limits and removal. The operator's org, created at the first start, has no limits.
 
-use std::sync::PoisonError;
-
-use atoll_model::{Code, Error, Org, OrgId, Page, PageRequest, Scope};
+use atoll_model::{Code, Error, Org, OrgId, Page, PageRequest, Scope, lock};
 use atoll_store::{OrgRemoval, Store};
 
 use crate::{Core, RequestContext, error, run_to_completion};
 
-/// What an org is to be.
+/// Request to create or change an org.
 #[derive(Debug, Clone)]
 pub struct OrgRequest {
-    /// What people call it.
+    /// Display name.
     pub name: Option<String>,
-    /// How many sandboxes it may have at once; inside, `None` is as many as the machine holds.
+    /// Maximum number of concurrent sandboxes. The inner `None` means no limit.
     pub max_sandboxes: Option<Option<u32>>,
-    /// The longest lifetime in seconds; inside, `None` is no end.
+    /// Maximum timeout in seconds. The inner `None` means no limit.
     pub max_timeout: Option<Option<u32>>,
 }
 
 impl OrgRequest {
-    /// Elsewhere 0 is without end: here it would be no time at all.
+    /// Rejects a maximum timeout of 0, which means "no expiry" in other places.
     fn check(&self) -> Result<(), Error> {
         if self.max_timeout != Some(Some(0)) {
             return Ok(());
@@ -49,7 +47,7 @@ pub(crate) async fn first(store: &Store, now: i64) -> Result<Org, Error> {
 }
 
 impl Core {
-    /// All orgs for an admin, the caller's own for others.
+    /// Returns all orgs to an admin, and only their own to other callers.
     pub async fn orgs(
         &self,
         context: &RequestContext,
@@ -64,7 +62,7 @@ impl Core {
         }))
     }
 
-    /// Makes an org.
+    /// Creates an org.
     pub async fn create_org(
         &self,
         context: &RequestContext,
@@ -93,7 +91,7 @@ impl Core {
         Ok(org)
     }
 
-    /// An org that the caller may see.
+    /// Returns an org that the caller may read.
     pub async fn org(&self, context: &RequestContext, id: &str) -> Result<Org, Error> {
         let id: OrgId = id.parse().map_err(|_| not_found())?;
         if context.scope != Scope::Admin && context.org.id != id {
@@ -150,11 +148,8 @@ impl Core {
             Error::new(Code::Conflict, message)
                 .remedy("delete them first, with a key of the org, or let their lifetimes end")
         };
-        // Without its row the next start would set such a sandbox aside instead of deleting it.
-        let pending_deletes = self.inner.pending_deletes.lock();
-        let pending_deletes = pending_deletes
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        // Without its row, the next start would move such a sandbox to `orphaned/` instead of deleting it.
+        let pending_deletes = lock(&self.inner.pending_deletes).clone();
         for id in pending_deletes.keys() {
             let session = self.inner.store.session(&org.id, id.as_str()).await;
             if session.map_err(error::store)?.is_some() {

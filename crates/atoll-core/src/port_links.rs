@@ -1,13 +1,14 @@
-//! Signed links to a port: whoever has one may use this one port of this one sandbox until a time. The link says until when;
-//! a code over that, the sandbox and the port, which only this server can make, makes it valid.
+//! Signed links to a port: permit requests to one port of one sandbox until a time, without an API key.
+//!
+//! The link contains the expiry in clear text and a MAC over sandbox, port and expiry.
 
 use atoll_model::{Error, SandboxId, Scope};
 
 use crate::keys::is_secret_hex;
-use crate::signed_urls::LONGEST;
+use crate::signed_urls::MAX_VALIDITY_SECS;
 use crate::{Core, RequestContext};
 
-/// Begins the text of every link, so that it is recognised where it is to be removed.
+/// Prefix of every link, by which the server finds and removes it in forwarded requests.
 const PREFIX: &str = "plk_";
 
 /// A signed link to a port.
@@ -15,13 +16,13 @@ const PREFIX: &str = "plk_";
 pub struct PortLink {
     /// The sandbox.
     pub sandbox: SandboxId,
-    /// The credential.
+    /// The credential: prefix, expiry and MAC.
     pub secret: String,
-    /// Until when: seconds since 1970.
+    /// Expiry in seconds since 1970.
     pub expires: i64,
 }
 
-/// The expiry, in seconds since 1970, and the code of a text that has the form of a link.
+/// Splits a link into its expiry, in seconds since 1970, and its MAC. `None` if the text is not a link.
 fn parts(text: &str) -> Option<(i64, &str)> {
     let (expires, code) = text.strip_prefix(PREFIX)?.split_once('_')?;
     Some((expires.parse().ok()?, code)).filter(|(_, code)| is_secret_hex(code))
@@ -32,18 +33,18 @@ pub fn is_port_link(text: &str) -> bool {
     parts(text).is_some()
 }
 
-/// Until when a link is valid, in seconds since 1970. `None` if the text has not the form of one.
+/// Expiry of a link in seconds since 1970. `None` if the text is not a link.
 pub fn port_link_expiry(text: &str) -> Option<i64> {
     parts(text).map(|(expires, _)| expires)
 }
 
-/// What the code is over, besides the sandbox.
+/// Text under the MAC, besides the sandbox id.
 fn signed(port: u16, expires: i64) -> String {
     format!("port {port} until {expires}")
 }
 
 impl Core {
-    /// Signs a link to a port that is valid for so many seconds.
+    /// Creates a link to a port that is valid for some seconds.
     pub fn sign_port_link(
         &self,
         context: &RequestContext,
@@ -52,9 +53,9 @@ impl Core {
         seconds: u32,
     ) -> Result<PortLink, Error> {
         context.require(Scope::Sandboxes)?;
-        if !(1..=LONGEST).contains(&seconds) {
+        if !(1..=MAX_VALIDITY_SECS).contains(&seconds) {
             let message = format!("expiresIn is {seconds}");
-            let remedy = format!("give 1 to {LONGEST} seconds");
+            let remedy = format!("give 1 to {MAX_VALIDITY_SECS} seconds");
             return Err(Error::invalid("expiresIn", message, remedy));
         }
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
@@ -69,8 +70,7 @@ impl Core {
         })
     }
 
-    /// Whether a link opens a port of a sandbox now. Takes as long for a sandbox that does not exist; the comparison takes
-    /// constant time.
+    /// Verifies a link to a port in constant time, also for a sandbox that does not exist.
     pub fn is_opened_by_link(&self, id: &SandboxId, port: u16, link: &str) -> bool {
         let Some((expires, code)) = parts(link) else {
             return false;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_whole_link_has_the_form_of_one() {
+    fn only_complete_links_are_recognized() {
         let code = "0123456789abcdef".repeat(4);
         let link = format!("plk_1700000000_{code}");
         assert!(is_port_link(&link));

@@ -1,6 +1,7 @@
-//! Rate limits: how many requests a key may send, how many a sandbox is sent with its token, and how often one address
-//! may have the server search for the sandbox of a signature. Each has a bucket that fills by so many a second and holds
-//! as many.
+//! Rate limits per API key, per sandbox (for requests with an access token) and per client address (for signature
+//! searches).
+//!
+//! Each is a token bucket whose capacity is one second of its rate. Limits are per process and kept in memory.
 
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,12 +14,12 @@ use governor::clock::DefaultClock;
 use governor::state::keyed::HashMapStateStore;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 
-/// Searches a second for one address: more than a page with many images needs at once.
+/// Searches per second and client address. A page with many images needs fewer.
 const SEARCHES: NonZeroU32 = NonZeroU32::MIN.saturating_add(199);
-/// After so many checks the buckets that are full again are dropped.
+/// Number of checks after which full buckets are dropped.
 const SWEEP: u32 = 10_000;
 
-/// A bucket for each key, for those that were used lately.
+/// Buckets of all recently used keys.
 #[derive(Debug)]
 struct Buckets<K: Hash + Eq + Clone> {
     limiter: RateLimiter<K, HashMapStateStore<K>, DefaultClock>,
@@ -26,14 +27,14 @@ struct Buckets<K: Hash + Eq + Clone> {
 }
 
 impl<K: Hash + Eq + Clone> Buckets<K> {
-    fn new(most: NonZeroU32) -> Self {
+    fn new(max_per_second: NonZeroU32) -> Self {
         Self {
-            limiter: RateLimiter::hashmap(Quota::per_second(most)),
+            limiter: RateLimiter::hashmap(Quota::per_second(max_per_second)),
             checks: AtomicU32::new(0),
         }
     }
 
-    /// Counts a request, unless there are too many.
+    /// Takes a token from the bucket of a key. Returns false if it is empty.
     fn allows(&self, key: &K) -> bool {
         if self.checks.fetch_add(1, Ordering::Relaxed) % SWEEP == SWEEP - 1 {
             self.limiter.retain_recent();
@@ -42,7 +43,7 @@ impl<K: Hash + Eq + Clone> Buckets<K> {
     }
 }
 
-/// The limit on searches for the sandbox of a signature.
+/// Rate limit of searches for the sandbox of a signature.
 #[derive(Debug)]
 pub(crate) struct SearchRateLimit(Buckets<IpAddr>);
 
@@ -53,7 +54,7 @@ impl Default for SearchRateLimit {
 }
 
 impl SearchRateLimit {
-    /// Counts a search for a client at an address, or refuses it.
+    /// Returns 429 if the client exceeds the limit.
     pub(crate) fn check(&self, client: IpAddr) -> Result<(), Error> {
         if self.0.allows(&network(client)) {
             return Ok(());
@@ -67,7 +68,7 @@ impl SearchRateLimit {
     }
 }
 
-/// The block of addresses that one client has: of IPv6 usually a /64.
+/// The network that counts as one client: an IPv4 address or an IPv6 /64.
 fn network(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -75,26 +76,26 @@ fn network(client: IpAddr) -> IpAddr {
     }
 }
 
-/// The buckets of all keys.
+/// Rate limit per key and per sandbox.
 #[derive(Debug)]
 pub(crate) struct RateLimits {
     buckets: Buckets<KeyId>,
-    most: NonZeroU32,
+    max_per_second: NonZeroU32,
 }
 
-/// The bucket of one sandbox, which goes with it.
+/// Bucket of one sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Bucket(OnceLock<DefaultDirectRateLimiter>);
 
 impl RateLimits {
-    pub(crate) fn new(most: NonZeroU32) -> Self {
+    pub(crate) fn new(max_per_second: NonZeroU32) -> Self {
         Self {
-            buckets: Buckets::new(most),
-            most,
+            buckets: Buckets::new(max_per_second),
+            max_per_second,
         }
     }
 
-    /// Counts a request of a key that is known, or refuses it. What is refused does not count.
+    /// Returns 429 if the key exceeds the limit. Rejected requests do not count.
     pub(crate) fn check(&self, key: &KeyId) -> Result<(), Error> {
         if self.buckets.allows(key) {
             return Ok(());
@@ -102,23 +103,23 @@ impl RateLimits {
         Err(self.exceeded_error("this key may send"))
     }
 
-    /// Counts a request to a sandbox, or refuses it.
+    /// Returns 429 if requests to the sandbox exceed the limit.
     pub(crate) fn check_sandbox(&self, bucket: &Bucket) -> Result<(), Error> {
-        let new = || RateLimiter::direct(Quota::per_second(self.most));
+        let new = || RateLimiter::direct(Quota::per_second(self.max_per_second));
         match bucket.0.get_or_init(new).check() {
             Ok(()) => Ok(()),
             Err(_) => Err(self.exceeded_error("this sandbox may be sent")),
         }
     }
 
-    fn exceeded_error(&self, who: &str) -> Error {
-        let most = self.most.to_string();
+    fn exceeded_error(&self, subject: &str) -> Error {
+        let max = self.max_per_second.to_string();
         Error::new(
             Code::RateLimited,
-            format!("{who} {most} requests a second, and more came"),
+            format!("{subject} {max} requests a second, and more came"),
         )
         .remedy("wait the seconds of Retry-After and send fewer requests, or have the server's operator raise rate-limit")
-        .detail("max", most)
+        .detail("max", max)
     }
 }
 
@@ -127,12 +128,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_client_is_limited_and_others_are_not() {
+    fn search_limit_is_per_client() {
         let limit = SearchRateLimit::default();
         let client = |text: &str| text.parse::<IpAddr>().expect("an address");
         while limit.check(client("192.0.2.1")).is_ok() {}
         assert!(limit.check(client("192.0.2.2")).is_ok());
-        // Any address of one IPv6 network is the same client.
+        // All addresses of one IPv6 /64 are the same client.
         for (address, block) in [
             ("2001:db8::1", "2001:db8::"),
             ("2001:db8:0:1:2::", "2001:db8:0:1::"),
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_that_are_full_again_are_dropped() {
+    fn full_buckets_are_dropped() {
         let buckets = Buckets::<u32>::new(NonZeroU32::MIN.saturating_add(999_999));
         for key in 0..3 * SWEEP {
             buckets.allows(&key);

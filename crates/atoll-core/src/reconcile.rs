@@ -1,14 +1,15 @@
-//! Joins what should be with what is: at the start, and when a sandbox's processes end by themselves.
+//! Reconciles rows with the runtime: at the start of the server, and when processes of a sandbox exit.
 //!
-//! It destroys only what was never told to anybody and what a row says is deleted. What has no row at all
-//! is set aside by the runtime, not removed, unless the operator asked for it to be adopted.
+//! Only two kinds of sandboxes are destroyed: those whose create was never acknowledged, and those whose row is marked
+//! as deleted. A sandbox without a row is moved to `orphaned/`, or adopted if the operator configured that.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_model::{
-    Code, Error, Lifetime, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState, SessionId,
+    Code, Error, Lifetime, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState,
+    SessionId, lock,
 };
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::{LocalRuntime, Recovered};
@@ -19,13 +20,14 @@ use crate::live_sandboxes::{LiveSandbox, LiveSandboxes, change_event};
 use crate::sandboxes::end_at_after_restart;
 use crate::{Config, Inner, error, history, orgs};
 
-/// Sandboxes whose rows say deleted, and which are still there.
+/// Sandboxes that are deleted in the store and still exist in the runtime.
 pub(crate) type PendingDeletes = HashMap<SandboxId, SessionId>;
 
-/// How often is asked whether processes are gone, whatever was told.
+/// Upper bound between two checks for exited sandboxes, and retry interval of failed deletes.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// All living sandboxes, and those that could not be taken away although their rows say so.
+/// Compares all rows with the runtime and corrects both. Returns the sandboxes that are not deleted, and those that could
+/// not be removed from the runtime.
 pub(crate) async fn reconcile_all(
     store: &Store,
     runtime: &LocalRuntime,
@@ -43,7 +45,7 @@ pub(crate) async fn reconcile_all(
         known.insert(row.id.clone());
         let found = is.get(&row.id);
         if row.state == SandboxState::Creating && row.started_at.is_none() {
-            // Nobody was told of it.
+            // The create was never acknowledged.
             let gone = match found {
                 Some(_) => runtime.delete(&row.id).await,
                 None => Ok(()),
@@ -54,7 +56,7 @@ pub(crate) async fn reconcile_all(
                     .await
                     .map_err(error::store)?,
                 Err(error) => {
-                    tracing::warn!(sandbox = %row.id, %error, "it was never made, and stays until it can go");
+                    tracing::warn!(sandbox = %row.id, %error, "cannot remove sandbox of an unacknowledged create, will retry");
                     record_failed_create(store, &row, &error, clock.now()).await?;
                     pending_deletes.insert(row.id.clone(), row.session);
                 }
@@ -75,7 +77,7 @@ pub(crate) async fn reconcile_all(
                 ..row.clone()
             },
         };
-        // As it is set now, not as it was when it stopped.
+        // Apply the current retention setting, not that of the time of the stop.
         let joined = match joined.state {
             SandboxState::Stopped => SandboxRow {
                 end_at: deletion_time(config, joined.stopped_at.unwrap_or_else(|| clock.now())),
@@ -87,7 +89,7 @@ pub(crate) async fn reconcile_all(
             let written = store.update_sandbox(&joined, change_event(&row, &joined), clock.now());
             written.await.map_err(error::store)?;
         }
-        // When it was last used is not written down: it is not idle before it could be used again.
+        // The last activity is not stored: the idle timer starts anew.
         ledger.add(joined).record_activity();
     }
     for id in is.keys().filter(|id| !known.contains(*id)) {
@@ -102,17 +104,17 @@ pub(crate) async fn reconcile_all(
             tracing::warn!(sandbox = %id, org = %row.org, "a sandbox without a row was adopted");
             ledger.add(row);
         } else {
-            tracing::warn!(sandbox = %id, "it has no row: set aside");
+            tracing::warn!(sandbox = %id, "sandbox without a row moved to orphaned/");
             if let Err(error) = runtime.move_to_orphaned(id).await {
-                tracing::warn!(sandbox = %id, %error, "it stays where it is");
+                tracing::warn!(sandbox = %id, %error, "failed to move sandbox to orphaned/");
             }
         }
     }
     Ok((ledger, pending_deletes))
 }
 
-/// Inserts the row of a sandbox of which only the runtime verify. It belongs to the first org from now on, has no end of
-/// its own, and its ports are private: the rest of what its row said is lost.
+/// Inserts a row for a sandbox that only the runtime has. It gets the first org as owner, no timeout and private ports,
+/// because the original values are lost.
 async fn adopt(
     store: &Store,
     runtime: &LocalRuntime,
@@ -120,7 +122,7 @@ async fn adopt(
     info: &SandboxInfo,
     now: i64,
 ) -> Result<SandboxRow, Error> {
-    let lives = matches!(info.state, SandboxState::Running | SandboxState::Paused);
+    let has_processes = info.state.has_processes();
     let spec = runtime.spec(&info.id)?;
     let row = SandboxRow {
         id: info.id.clone(),
@@ -142,8 +144,8 @@ async fn adopt(
             ..Lifetime::default()
         },
         created_at: info.created_at,
-        started_at: Some(if lives { now } else { info.created_at }),
-        end_at: if lives {
+        started_at: Some(if has_processes { now } else { info.created_at }),
+        end_at: if has_processes {
             None
         } else {
             deletion_time(config, now)
@@ -157,8 +159,9 @@ async fn adopt(
     Ok(row)
 }
 
-/// Recovers a sandbox whose files were set aside: by an earlier start whose database did not have its row, or by this one,
-/// because a power cut left its record empty, torn or older than its create. The row has everything but the variables.
+/// Recovers a sandbox whose files are in `orphaned/`: an earlier start, whose database did not have its row, moved them,
+/// or this one, because a power failure left its record empty, torn or outdated. The row has everything except the
+/// environment variables.
 async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<SandboxInfo>, Error> {
     if row.state == SandboxState::Failed {
         return Ok(None);
@@ -174,25 +177,25 @@ async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<Sand
     match runtime.recover(&row.id, spec, row.created_at).await? {
         None => return Ok(None),
         Some(Recovered::Intact) => {
-            tracing::warn!(sandbox = %row.id, "recovered from the files that were set aside");
+            tracing::warn!(sandbox = %row.id, "sandbox recovered from orphaned/");
         }
         Some(Recovered::WithoutRecord) => {
-            tracing::warn!(sandbox = %row.id, "its record was lost: it is recovered without its variables");
+            tracing::warn!(sandbox = %row.id, "record was lost: sandbox recovered without its environment variables");
         }
     }
     runtime.get(&row.id).map(Some)
 }
 
-/// Makes a row history whose sandbox could neither be made nor taken away.
+/// Marks the row of an unacknowledged create as failed and deleted when its sandbox cannot be removed.
 async fn record_failed_create(
     store: &Store,
     row: &SandboxRow,
-    why: &Error,
+    reason: &Error,
     now: i64,
 ) -> Result<(), Error> {
     let after = SandboxRow {
         state: SandboxState::Failed,
-        error: Some(why.message.clone()),
+        error: Some(reason.message.clone()),
         deleted_at: Some(now),
         ..row.clone()
     };
@@ -204,23 +207,23 @@ async fn record_failed_create(
         .map_err(error::store)
 }
 
-/// The row of a sandbox that the runtime verify.
+/// Updates a row to the state that the runtime reports.
 fn apply_runtime_state(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> SandboxRow {
     match (row.state, info.state) {
-        // A pause or a resume that was not answered.
+        // A pause or resume whose result was not recorded.
         (SandboxState::Running, SandboxState::Paused) => {
             row.time_left = row.end_at.take().map(|end| (end - now).max(0));
         }
         (SandboxState::Paused, SandboxState::Running) => {
             row.end_at = row.time_left.take().map(|left| now + left);
         }
-        // A start that was not answered: its place in the org was taken, and then it ran.
+        // A start whose result was not recorded: it had claimed quota, and then succeeded.
         (SandboxState::Stopped | SandboxState::Creating, SandboxState::Running) => {
             row.end_at = end_at_after_restart(&row.lifetime, now);
             row.started_at = Some(now);
             (row.stopped_at, row.time_left) = (None, None);
         }
-        // One that did not come so far.
+        // A start that did not succeed.
         (SandboxState::Creating, SandboxState::Stopped) => {}
         (before, SandboxState::Stopped) if before != SandboxState::Stopped => {
             row.stopped_at = Some(now);
@@ -233,21 +236,18 @@ fn apply_runtime_state(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> San
     row
 }
 
-/// Takes sandboxes away that could not be when somebody asked for it.
+/// Retries the deletes that failed in the runtime.
 async fn retry_deletes(inner: &Inner) {
-    let pending_deletes = inner.pending_deletes.lock();
-    let pending_deletes = pending_deletes
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
+    let pending_deletes = lock(&inner.pending_deletes).clone();
     for (id, session) in pending_deletes {
         if inner.remove_from_runtime(&id, session).await.is_ok() {
-            tracing::info!(sandbox = %id, "it is gone after all");
+            tracing::info!(sandbox = %id, "sandbox removed on retry");
         }
     }
 }
 
-/// Writes down which sandboxes' processes have ended by themselves: told by the runtime, and looked for now and
-/// then, in case it could not be written down at once.
+/// Background task that records exits of sandboxes and retries failed deletes and creates. The runtime notifies it of
+/// exits; it also checks periodically, because a row may not have been writable at the time of the exit.
 pub(crate) async fn reconcile_loop(inner: Weak<Inner>) {
     let Some(mut endings) = inner.upgrade().map(|inner| inner.runtime.subscribe_exits()) else {
         return;
@@ -262,7 +262,7 @@ pub(crate) async fn reconcile_loop(inner: Weak<Inner>) {
                 && let Some(entry) = inner.sandboxes.get(&info.id)
                 && entry.read(has_processes)
             {
-                // Each by itself: one may be in somebody's hands for a while.
+                // In separate tasks, because a transition may hold the lock of one for a while.
                 tokio::spawn(record_exit(Arc::clone(&inner), entry));
             }
         }
@@ -270,10 +270,10 @@ pub(crate) async fn reconcile_loop(inner: Weak<Inner>) {
 }
 
 fn has_processes(row: &SandboxRow) -> bool {
-    matches!(row.state, SandboxState::Running | SandboxState::Paused)
+    row.state.has_processes()
 }
 
-/// Writes down that a sandbox has ended, unless somebody has done that or started it again.
+/// Records that the processes of a sandbox have exited, unless that was done or the sandbox was started again.
 async fn record_exit(inner: Arc<Inner>, entry: Arc<LiveSandbox>) {
     let Ok(held) = inner.sandboxes.lock(entry).await else {
         return;
@@ -292,9 +292,9 @@ async fn record_exit(inner: Arc<Inner>, entry: Arc<LiveSandbox>) {
         row.end_at = deletion_time(&inner.config, row.stopped_at.unwrap_or(now));
     });
     match written.await {
-        Ok(_) => tracing::info!(sandbox = %id, reason = ?info.reason, "it has ended"),
-        // Its cause is logged already.
+        Ok(_) => tracing::info!(sandbox = %id, reason = ?info.reason, "sandbox has exited"),
+        // The cause is logged already.
         Err(error) if error.code == Code::Internal => {}
-        Err(error) => tracing::warn!(sandbox = %id, %error, "it has ended"),
+        Err(error) => tracing::warn!(sandbox = %id, %error, "sandbox has exited"),
     }
 }

@@ -1,4 +1,4 @@
-//! Sandboxes: made, looked at, changed and taken away, each within its org's limits.
+//! Operations on sandboxes of an org: create, list, change, transitions, delete.
 
 mod change;
 mod create;
@@ -21,12 +21,12 @@ pub use list::{SandboxFilter, SandboxList};
 pub(crate) use timeouts::{check_timeout, end_at_after_restart, microseconds};
 pub(crate) use transitions::{Precondition, unconditional};
 
-/// A sandbox as its owner sees it.
+/// A sandbox as returned to its owner.
 #[derive(Debug, Clone)]
 pub struct SandboxView {
-    /// What should be.
+    /// The row.
     pub row: SandboxRow,
-    /// How long the stages of making it took; known to its creator only.
+    /// Durations of the stages of its creation. Present only in the result of a create.
     pub timings: Option<Timings>,
 }
 
@@ -37,14 +37,14 @@ impl From<SandboxRow> for SandboxView {
 }
 
 impl Core {
-    /// A sandbox of the caller's.
+    /// Returns a sandbox of the caller's org.
     pub fn sandbox(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Read)?;
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         Ok(entry.row().into())
     }
 
-    /// Every sandbox of the caller's that is not deleted, in no order.
+    /// Returns all sandboxes of the caller's org that are not deleted, in no order.
     pub fn list_active(&self, context: &RequestContext) -> Result<Vec<SandboxView>, Error> {
         context.require(Scope::Read)?;
         let all = self.inner.sandboxes.all().into_iter();
@@ -53,7 +53,8 @@ impl Core {
         Ok(own.map(SandboxView::from).collect())
     }
 
-    /// The caller's sandboxes, also deleted ones, newest first; perhaps only those in a state.
+    /// Returns a page of the sandboxes of the caller's org, including deleted ones, newest first. `state` restricts it to
+    /// one state.
     pub async fn list_sessions(
         &self,
         context: &RequestContext,
@@ -65,11 +66,11 @@ impl Core {
         let rows = store.sandboxes(&context.org.id, true, state, &more).await;
         let rows = rows.map_err(error::store)?;
         let rows = rows.into_iter().map(SandboxView::from).collect();
-        let place = |view: &SandboxView| (view.row.created_at, view.row.id.to_string());
-        Ok(Page::from_lookahead(rows, page, place))
+        let position = |view: &SandboxView| (view.row.created_at, view.row.id.to_string());
+        Ok(Page::from_lookahead(rows, page, position))
     }
 
-    /// One that the caller may change.
+    /// Finds a sandbox that the caller may change.
     fn find_writable(
         &self,
         context: &RequestContext,
@@ -79,7 +80,7 @@ impl Core {
         self.inner.sandboxes.find(&context.org.id, name)
     }
 
-    /// A sandbox of the caller's, once nobody else changes it.
+    /// Finds a sandbox of the caller's org and acquires its transition lock.
     async fn find_and_lock(
         &self,
         context: &RequestContext,
@@ -90,7 +91,7 @@ impl Core {
     }
 }
 
-/// Refuses an alias that could be an id, or is no host name.
+/// Rejects aliases that have the form of an id or are no DNS label.
 fn check_alias(alias: &str) -> Result<(), Error> {
     let letters = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let fits = (1..=63).contains(&alias.len())
@@ -122,12 +123,12 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Error> {
     ))
 }
 
-fn quota_exceeded(most: Option<u32>) -> Error {
-    let most = most.unwrap_or_default().to_string();
+fn quota_exceeded(max: Option<u32>) -> Error {
+    let max = max.unwrap_or_default().to_string();
     Error::new(
         Code::QuotaExceeded,
-        format!("concurrent sandbox limit reached: your org may have {most} at once"),
+        format!("concurrent sandbox limit reached: your org may have {max} at once"),
     )
     .remedy("delete or stop one, or have the org's maxSandboxes raised")
-    .detail("max", most)
+    .detail("max", max)
 }

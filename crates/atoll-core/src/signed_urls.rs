@@ -1,5 +1,6 @@
-//! Signed links: whoever has one may read, or write, this one file of this one sandbox, as this user, until a time. The
-//! link itself says all of that; what makes it good is a code over it that only this server can make.
+//! Signed URLs: permit one action on one file of one sandbox, as one user, until a time, without an API key.
+//!
+//! The URL contains all of that in clear text, and a MAC over it. Nothing is stored, so a URL cannot be revoked.
 
 use atoll_model::{Authority, Code, Error, RunAs, SandboxId, Scope};
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -9,10 +10,10 @@ use crate::keys::hex;
 use crate::live_sandboxes::not_found;
 use crate::{Core, RequestContext, SandboxAccess};
 
-/// The longest a link is good, in seconds.
-pub(crate) const LONGEST: u32 = 86_400;
+/// Maximum validity in seconds.
+pub(crate) const MAX_VALIDITY_SECS: u32 = 86_400;
 
-/// What signs links, and verify its own signatures.
+/// Creates and verifies the MACs of signed URLs and access tokens.
 pub struct Signer {
     mac: Hmac<Sha256>,
 }
@@ -24,7 +25,7 @@ impl std::fmt::Debug for Signer {
 }
 
 impl Signer {
-    /// Signs with a secret, which every server of a data directory must share.
+    /// Creates a signer from the secret of the data directory (`signing.key`).
     pub fn new(secret: &str) -> Result<Self, Error> {
         let damaged = || {
             Error::new(Code::Internal, "the secret that signs links is damaged").remedy(
@@ -61,7 +62,7 @@ impl Signer {
     fn mac_of(&self, fields: &[&str]) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
         for field in fields {
-            // With its length, so that no two links are the same bytes.
+            // The length prefix makes the encoding unambiguous.
             mac.update(&(field.len() as u64).to_be_bytes());
             mac.update(field.as_bytes());
         }
@@ -72,7 +73,7 @@ impl Signer {
         self.mac_of(&["atoll token 1", of, what])
     }
 
-    /// A secret that belongs to something for good.
+    /// Computes a permanent token for a subject and a purpose.
     pub(crate) fn token(&self, of: &str, what: &str) -> String {
         hex(&self.token_mac(of, what).finalize().into_bytes())
     }
@@ -85,7 +86,7 @@ impl Signer {
         hex(&self.url_mac(url).finalize().into_bytes())
     }
 
-    /// In a time that says nothing about how much of it is right.
+    /// Verifies a signature in constant time.
     pub(crate) fn verify(&self, url: &SignedUrl, signature: &str) -> bool {
         unhex(signature).is_some_and(|bytes| self.url_mac(url).verify_slice(&bytes).is_ok())
     }
@@ -96,17 +97,17 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// What a link is good for.
+/// The action that a signed URL permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UrlAction {
-    /// Reading the file.
+    /// Read the file.
     Download,
-    /// Writing it.
+    /// Write the file.
     Upload,
 }
 
 impl UrlAction {
-    /// Its name in links.
+    /// Name of the action in URLs and in the MAC.
     pub fn name(self) -> &'static str {
         match self {
             Self::Download => "download",
@@ -115,23 +116,23 @@ impl UrlAction {
     }
 }
 
-/// What a link says.
+/// Content of a signed URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SignedUrl {
-    /// What it is good for.
+    /// The permitted action.
     pub action: UrlAction,
     /// The sandbox.
     pub sandbox: SandboxId,
-    /// The file.
+    /// Path of the file.
     pub path: String,
-    /// As whom.
+    /// User and permissions of the file call.
     pub run_as: RunAs,
-    /// Until when: seconds since 1970.
+    /// Expiry in seconds since 1970.
     pub expires: i64,
 }
 
 impl Core {
-    /// Makes a link that is good for so many seconds; its signature.
+    /// Creates a signed URL that is valid for some seconds. Returns its content and signature.
     pub fn sign_url(
         &self,
         context: &RequestContext,
@@ -143,9 +144,9 @@ impl Core {
             UrlAction::Download => Scope::Read,
             UrlAction::Upload => Scope::Sandboxes,
         })?;
-        if !(1..=LONGEST).contains(&seconds) {
+        if !(1..=MAX_VALIDITY_SECS).contains(&seconds) {
             let message = format!("expiresIn is {seconds}");
-            let remedy = format!("give 1 to {LONGEST} seconds");
+            let remedy = format!("give 1 to {MAX_VALIDITY_SECS} seconds");
             return Err(Error::invalid("expiresIn", message, remedy));
         }
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
@@ -160,21 +161,21 @@ impl Core {
         Ok((url, signature))
     }
 
-    /// Lets whoever has a link use its sandbox for what it is good for.
+    /// Verifies a signed URL and opens its sandbox.
     pub async fn open_signed_url(
         &self,
         url: &SignedUrl,
         signature: &str,
     ) -> Result<SandboxAccess, Error> {
         let refused = |message| {
-            let remedy = "ask whoever gave it to you for another";
+            let remedy = "request a new link";
             Err(Error::new(Code::PermissionDenied, message).remedy(remedy))
         };
         if !self.inner.signer.verify(url, signature) {
-            return refused("this link is not as it was given away");
+            return refused("the link's signature is invalid");
         }
         if url.expires <= self.inner.clock.system() / 1_000_000 {
-            return refused("the time of this link is over");
+            return refused("the link has expired");
         }
         let entry = self
             .inner

@@ -1,4 +1,4 @@
-//! Why something that has no end of its own is ended by us.
+//! Ends open streams when their API key becomes invalid or the server shuts down.
 
 use std::time::Duration;
 
@@ -6,35 +6,35 @@ use atoll_model::{Code, Error};
 
 use crate::{Core, RequestContext};
 
-/// Why it ends.
+/// Reason for which the server ends a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// The key that it was begun with is not accepted any more.
+    /// The API key of the stream was revoked or has expired.
     KeyInvalid,
-    /// The server ends; the next one goes on.
+    /// The server shuts down. Clients may reconnect to the next one.
     Shutdown,
 }
 
 impl StreamEnd {
-    /// As it is told to who is let go.
+    /// The error that the client gets.
     pub fn error(self) -> Error {
         match self {
             Self::KeyInvalid => Error::new(
                 Code::InvalidApiKey,
                 "the API key was revoked or has expired",
             ),
-            Self::Shutdown => Error::new(Code::NoCapacity, "the server ends"),
+            Self::Shutdown => Error::new(Code::NoCapacity, "the server is shutting down"),
         }
     }
 }
 
 impl Core {
-    /// From now on everything without an end of its own is asked to end.
+    /// Ends all open streams, and all that are opened later.
     pub fn begin_shutdown(&self) {
         self.inner.shutting_down.send_replace(true);
     }
 
-    /// Waits until what a caller has begun must end.
+    /// Waits until a stream of this caller must end.
     pub async fn stream_end(&self, context: &RequestContext) -> StreamEnd {
         let mut ending = self.inner.shutting_down.subscribe();
         let ending = ending.wait_for(|ending| *ending);
@@ -44,7 +44,7 @@ impl Core {
         }
     }
 
-    /// Until a caller's key is not accepted any more.
+    /// Waits until the caller's key is revoked or expires. Never returns for a caller without a key.
     async fn key_invalidated(&self, context: &RequestContext) {
         let Some(key) = &context.key else {
             return std::future::pending().await;

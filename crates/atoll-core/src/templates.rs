@@ -1,18 +1,18 @@
-//! Templates: of the machine, seen by all, made and removed by admins.
+//! Templates. All orgs of a host share them; only admins create and remove them.
 
 use atoll_model::{Code, Error, Scope};
 use atoll_worker::template::{ArchiveReader, BASE, TemplateInfo, TemplateOptions};
 
 use crate::{Core, RequestContext};
 
-/// A template as people see it.
+/// A template as returned to callers.
 #[derive(Debug, Clone)]
 pub struct TemplateView {
-    /// Its name.
+    /// Template name.
     pub name: String,
-    /// What is known of it.
+    /// Size, creation time and defaults.
     pub meta: TemplateInfo,
-    /// Sandboxes that nobody gave a template start from it.
+    /// Whether sandboxes that are created without a template get this one.
     pub is_default: bool,
 }
 
@@ -28,17 +28,17 @@ impl TemplateView {
 }
 
 impl Core {
-    /// All templates, newest first.
+    /// Returns all templates, newest first.
     pub async fn templates(&self, context: &RequestContext) -> Result<Vec<TemplateView>, Error> {
         context.require(Scope::Read)?;
         let mut all = self.inner.runtime.templates().await?;
-        // Those of one moment by name.
+        // A stable sort: templates with the same time stay sorted by name.
         all.sort_by_key(|(_, meta)| std::cmp::Reverse(meta.created_at));
         let view = |(name, meta)| TemplateView::new(name, meta);
         Ok(all.into_iter().map(view).collect())
     }
 
-    /// One template.
+    /// Returns a template by name.
     pub async fn template(
         &self,
         context: &RequestContext,
@@ -46,16 +46,16 @@ impl Core {
     ) -> Result<TemplateView, Error> {
         context.require(Scope::Read)?;
         let meta = self.inner.runtime.template(name).await;
-        // A name that none can have is one that none has.
+        // A name that no template can have is not found.
         let meta = meta.map_err(|error| match error.code {
-            Code::InvalidRequest => unknown(name),
+            Code::InvalidRequest => not_found(name),
             _ => error,
         })?;
         Ok(TemplateView::new(name.to_owned(), meta))
     }
 
-    /// Makes a template from an archive that is sent. Whether the sender breaks off or we are killed, it is there whole
-    /// or not at all.
+    /// Creates a template from an archive stream. The template is created atomically: an aborted upload or a crash leaves
+    /// nothing.
     pub async fn add_template(
         &self,
         context: &RequestContext,
@@ -68,7 +68,7 @@ impl Core {
         Ok(TemplateView::new(name.to_owned(), meta.await?))
     }
 
-    /// Removes a template that nobody needs: a stopped sandbox could not start without its own.
+    /// Removes a template that no sandbox uses. A stopped sandbox needs its template to start.
     pub async fn remove_template(&self, context: &RequestContext, name: &str) -> Result<(), Error> {
         context.require(Scope::Admin)?;
         self.template(context, name).await?;
@@ -96,7 +96,7 @@ impl Core {
     }
 }
 
-fn unknown(name: &str) -> Error {
+fn not_found(name: &str) -> Error {
     Error::new(
         Code::TemplateNotFound,
         format!("no template is called {name:?}"),

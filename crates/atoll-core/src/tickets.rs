@@ -1,33 +1,35 @@
-//! Tickets: what a browser shows where it can send no headers, behind the question mark of a WebSocket or a download.
-//! Such addresses end up in histories and logs, so a ticket is good once and for a moment. They are kept in memory
-//! only, as hashes: a server that starts anew verify none.
+//! Tickets: one-time credentials in the query of a URL, for browsers, which cannot set headers on WebSockets and
+//! downloads.
+//!
+//! URLs end up in histories and logs, so a ticket is valid once and for 30 seconds. Tickets are kept in memory only, as
+//! hashes: they do not survive a restart of the server.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Code, Error, OrgId, RequestId, Scope};
+use atoll_model::{Code, Error, OrgId, RequestId, Scope, lock};
 use sha2::{Digest as _, Sha256};
 
 use crate::keys::{hex, is_secret_hex, random_secret_hex};
 use crate::{Core, RequestContext};
 
 const PREFIX: &str = "tkt_";
-/// How long one is good.
+/// Validity of a ticket.
 const TTL: Duration = Duration::from_secs(30);
-/// How many of an org may wait to be used.
+/// Maximum number of unused tickets per org.
 const MAX_PENDING_PER_ORG: usize = 1_000;
 
-/// Tickets that nobody has shown yet.
+/// Unused tickets.
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
-    /// By the ticket's hash: until when it is good, and for whom.
+    /// Expiry and context by the hash of the ticket.
     pending: Mutex<HashMap<String, (Instant, RequestContext)>>,
 }
 
 impl Tickets {
     fn pending(&self) -> MutexGuard<'_, HashMap<String, (Instant, RequestContext)>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 
     fn redeem(&self, ticket: &str) -> Option<RequestContext> {
@@ -35,19 +37,19 @@ impl Tickets {
         (until > Instant::now()).then_some(context)
     }
 
-    /// A key of this org is worth nothing any more; it may have made some of these.
+    /// Removes all tickets of an org after a key was revoked that may have created some of them.
     pub(crate) fn invalidate_org(&self, org: &OrgId) {
         self.pending()
             .retain(|_, (_, context)| context.org.id != *org);
     }
 }
 
-/// A ticket, which is told this once.
+/// A new ticket with its secret, which is returned only once.
 #[derive(Debug, Clone)]
 pub struct CreatedTicket {
-    /// What is shown.
+    /// The ticket.
     pub secret: String,
-    /// Until when: microseconds since 1970.
+    /// Expiry in microseconds since 1970.
     pub expires_at: i64,
 }
 
@@ -61,12 +63,12 @@ fn hash(ticket: &str) -> String {
 }
 
 impl Core {
-    /// Makes a ticket that may do what the caller may, once.
+    /// Creates a ticket with the permissions of the caller.
     pub fn create_ticket(&self, context: &RequestContext) -> Result<CreatedTicket, Error> {
         context.require(Scope::Read)?;
         let mut pending = self.inner.tickets.pending();
         let begin = Instant::now();
-        // Here and not when a ticket is redeemed: that needs no key and must cost the same however many are open.
+        // Expired tickets are removed here and not in `redeem`, which needs no key and must take constant time.
         pending.retain(|_, (until, _)| *until > begin);
         let ours = pending.values();
         let ours = ours.filter(|(_, known)| known.org.id == context.org.id);
@@ -80,7 +82,7 @@ impl Core {
         Ok(CreatedTicket { secret, expires_at })
     }
 
-    /// Who shows this ticket. From here on it is worth nothing.
+    /// Consumes a ticket and returns the context of its creator.
     pub fn redeem(&self, ticket: &str, request: RequestId) -> Result<RequestContext, Error> {
         let context = self.inner.tickets.redeem(ticket).ok_or_else(|| {
             Error::new(

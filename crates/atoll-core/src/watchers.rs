@@ -1,26 +1,27 @@
-//! Watches that outlive the request that began them: what happened is asked for later, again and again. They are kept
-//! in memory, as long as their sandbox runs; a server that starts anew verify none.
+//! Watchers: directory watches that outlive the request that created them. Clients poll them for events.
+//!
+//! Watchers are kept in memory until their sandbox stops or the server ends.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use atoll_model::{Code, Error, RunAs, WatchEvent, WatchOptions};
+use atoll_model::{Code, Error, RunAs, WatchEvent, WatchOptions, lock};
 use atoll_worker::Watch;
 
 use crate::SandboxAccess;
 use crate::keys::random_secret_hex;
 use crate::live_sandboxes::LiveSandbox;
 
-/// What is watched, and for whom.
+/// Request to watch a directory.
 #[derive(Debug, Clone)]
 pub struct WatchSpec {
-    /// As whom.
+    /// User and permissions of the watch.
     pub run_as: RunAs,
     /// The directory.
     pub path: Vec<u8>,
-    /// How.
+    /// Options of the watch.
     pub options: WatchOptions,
-    /// Whoever asks wants to know more of what changed than its name.
+    /// Whether the client wants the metadata of changed files.
     pub with_entries: bool,
 }
 
@@ -30,7 +31,7 @@ struct Watcher {
     watch: tokio::sync::Mutex<Watch>,
 }
 
-/// The watches that are kept of one sandbox.
+/// All watchers of one sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     all: Mutex<HashMap<String, Arc<Watcher>>>,
@@ -38,24 +39,24 @@ pub(crate) struct Watchers {
 
 impl Watchers {
     fn all(&self) -> MutexGuard<'_, HashMap<String, Arc<Watcher>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.all)
     }
 }
 
 impl LiveSandbox {
-    /// Ends all watches that are kept: the sandbox runs no more.
+    /// Removes all watchers when the sandbox stops.
     pub(crate) fn remove_watchers(&self) {
         self.watchers.all().clear();
     }
 }
 
-fn unknown(id: &str) -> Error {
+fn not_found(id: &str) -> Error {
     let message = format!("watcher with id {id} not found");
-    Error::new(Code::NotFound, message).remedy("begin another")
+    Error::new(Code::NotFound, message).remedy("create another watcher")
 }
 
 impl SandboxAccess {
-    /// Begins a watch that is kept; its name.
+    /// Creates a watcher and returns its id.
     pub async fn create_watcher(&self, spec: WatchSpec) -> Result<String, Error> {
         let (runtime, path) = (self.runtime(), &spec.path);
         let watch = runtime.watch(self.id(), &spec.run_as, path, spec.options);
@@ -65,24 +66,24 @@ impl SandboxAccess {
         Ok(id)
     }
 
-    /// What happened since it was last asked; all that happened before this call is in it.
+    /// Returns all events since the last call.
     pub async fn poll_watcher(&self, id: &str) -> Result<(WatchSpec, Vec<WatchEvent>), Error> {
         let found = self.entry().watchers.all().get(id).cloned();
-        let watcher = found.ok_or_else(|| unknown(id))?;
+        let watcher = found.ok_or_else(|| not_found(id))?;
         let drained = watcher.watch.lock().await.drain().await;
         match drained {
             Ok(events) => Ok((watcher.spec.clone(), events)),
             Err(error) => {
-                // It will not get better.
+                // A failed watch does not recover.
                 let _ = self.remove_watcher(id);
                 Err(error)
             }
         }
     }
 
-    /// Ends a watch that is kept.
+    /// Removes a watcher.
     pub fn remove_watcher(&self, id: &str) -> Result<(), Error> {
         let ended = self.entry().watchers.all().remove(id);
-        ended.map(drop).ok_or_else(|| unknown(id))
+        ended.map(drop).ok_or_else(|| not_found(id))
     }
 }

@@ -10,6 +10,7 @@ mod file;
 mod history;
 mod id;
 mod lifetime;
+mod lock;
 mod metrics;
 mod network;
 mod org;
@@ -35,6 +36,7 @@ pub use file::{
 pub use history::{CommandKind, CommandRow, Event};
 pub use id::{EventId, ExecId, InstanceId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{ExpiryAction, Lifetime};
+pub use lock::lock;
 pub use metrics::{LatencyFamily, OperationTimers, Timer, latency_family, latency_histogram};
 pub use network::{
     BLOCKED_RANGES, Cidr, Network, NetworkPolicy, NetworkRule, PolicyAction, PortEvent,

@@ -1,7 +1,9 @@
 //! Age of the oldest acknowledged change that is not on the disk yet.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+use crate::lock;
 
 /// Tracks the oldest change that a power failure could still undo. Shared by the code that makes changes, the task that
 /// syncs them and the metric that reports the age.
@@ -18,7 +20,7 @@ struct Times {
 
 impl Unsynced {
     fn times(&self) -> MutexGuard<'_, Times> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Records a change. Returns true if it is the first one that waits for the next sync.

@@ -1,4 +1,4 @@
-//! What an owner may change of a sandbox that is there.
+//! Changes of a sandbox's properties by its owner.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use atoll_store::SandboxRow;
 use super::{SandboxView, check_alias, check_metadata};
 use crate::{Core, RequestContext};
 
-/// What is to be different. What is `None` stays.
+/// Request to change a sandbox. `None` leaves a property as it is.
 #[derive(Debug, Clone, Default)]
 pub struct SandboxChange {
-    /// What else it is called; inside, `None` is nothing.
+    /// Alias. The inner `None` removes it.
     pub alias: Option<Option<String>>,
-    /// What its owner writes on it.
+    /// Key-value pairs of the owner. Replaces all of them.
     pub metadata: Option<BTreeMap<String, String>>,
-    /// When its time is up, but for the lifetime itself.
+    /// Timeouts and their actions, except `timeout` itself.
     pub lifetime: Option<Lifetime>,
-    /// Its ceilings.
+    /// Resource limits.
     pub limits: Option<Limits>,
 }
 
 impl Core {
-    /// Changes what its owner may change: what, is worked out of what it is when nobody else changes it.
+    /// Changes a sandbox. `change` computes the request from the row while the transition lock is held.
     pub async fn change(
         &self,
         context: &RequestContext,
@@ -52,11 +52,11 @@ impl Core {
             }
         });
         let row = written.await?;
-        // The row first: whether the alias is free is known only then.
+        // Update the row first, because that checks whether the alias is free.
         if row.limits != before.limits {
             let set = self.inner.runtime.set_limits(&row.id, row.limits).await;
             if let Err(error) = set {
-                // Other changes written in the meantime are kept.
+                // Restore only these columns: others may have changed meanwhile.
                 let back = entry.update(store, |row| {
                     (row.limits, row.alias) = (before.limits, before.alias);
                     (row.metadata, row.lifetime) = (before.metadata, before.lifetime);
@@ -69,7 +69,7 @@ impl Core {
         Ok(row.into())
     }
 
-    /// Connects it, or not, and says what it may reach.
+    /// Changes the network mode and policy of a running sandbox. `network` of `None` keeps the mode.
     pub async fn set_network(
         &self,
         context: &RequestContext,

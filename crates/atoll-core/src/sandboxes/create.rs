@@ -1,12 +1,15 @@
-//! Sandboxes are made: a row first, then what it says. Whoever says the same again gets the same.
+//! Sandbox creation. The row is inserted before the runtime is called; a repeated idempotency key returns the first
+//! result.
+//!
+//! A create runs to completion even if its caller is cancelled. A sandbox whose create was not acknowledged is removed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use atoll_model::{
     Code, Error, Idempotency, Lifetime, Org, PortAccess, SandboxId, SandboxInfo, SandboxSpec,
-    SandboxState, Scope, SessionId,
+    SandboxState, Scope, SessionId, lock,
 };
 use atoll_store::{QuotaClaim, SandboxRow};
 use atoll_worker::BeforeCreate;
@@ -16,28 +19,28 @@ use super::{SandboxView, check_alias, check_metadata, quota_exceeded};
 use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
 use crate::{Core, Inner, RequestContext, error, keys, run_to_completion};
 
-/// What a sandbox is to be.
+/// Request to create a sandbox.
 #[derive(Debug, Clone)]
 pub struct NewSandbox {
-    /// What the runtime has to know.
+    /// The part that concerns the runtime.
     pub spec: SandboxSpec,
-    /// What else it is called.
+    /// Alias, unique per org.
     pub alias: Option<String>,
-    /// What its owner writes on it.
+    /// Key-value pairs of the owner.
     pub metadata: BTreeMap<String, String>,
-    /// When its time is up.
+    /// Timeouts and their actions.
     pub lifetime: Lifetime,
-    /// Callers that may use its ports.
+    /// Credential that requests to its ports need.
     pub port_access: PortAccess,
-    /// By which this can be said again.
+    /// Idempotency key and request fingerprint.
     pub idempotency: Option<Idempotency>,
 }
 
-/// Who waits for the create of somebody else looks at least so often what became of it.
+/// Upper bound between two checks while waiting for a concurrent create with the same key.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Core {
-    /// Makes a sandbox; a command works when this returns. Whether the caller waits makes no difference.
+    /// Creates a sandbox. Commands work when this returns.
     pub async fn create(
         &self,
         context: &RequestContext,
@@ -59,7 +62,7 @@ impl Core {
         run_to_completion(work).await
     }
 
-    /// Makes a sandbox unless it was made when the same was said before.
+    /// Creates a sandbox, or returns the result of an earlier create with the same idempotency key.
     async fn create_idempotent(
         &self,
         org: Org,
@@ -76,7 +79,7 @@ impl Core {
                 .await;
             let Some((fingerprint, row)) = before.map_err(error::store)? else {
                 match self.create_measured(org.clone(), asked.clone()).await {
-                    // Somebody says the same just now.
+                    // A concurrent create with the same key was first.
                     Err(error) if error.code == Code::IdempotencyMismatch => continue,
                     made => return made,
                 }
@@ -91,7 +94,7 @@ impl Core {
                 self.inner.discard_create(&row).await?;
                 continue;
             }
-            // Its maker is at work in this very process, and what becomes of it is news, if that can be written down.
+            // The other create runs in this process. Its end is a change, unless it cannot be written.
             let _ = tokio::time::timeout(RECHECK_INTERVAL, changes.changed()).await;
         }
     }
@@ -114,18 +117,21 @@ impl Core {
                 Box::pin(async move {
                     core.inner.metrics.record_queue_wait(begin.elapsed());
                     let new = core.insert_row(id, org, asked).await?;
-                    *held.lock().unwrap_or_else(PoisonError::into_inner) = Some(new);
+                    *lock(&held) = Some(new);
                     Ok(())
                 })
             })
         };
         let made = self.inner.runtime.create_with_hook(spec, announce).await;
-        // Until its row says what became of it, nobody else changes it.
-        let held = held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Keep the transition lock until the row has the result.
+        let held = lock(&held).take();
         let entry = held.as_ref().map(|held| &held.entry);
         match (made, entry) {
             (Ok(info), Some(entry)) => self.mark_running(entry, info).await,
-            (Ok(_), None) => Err(Error::new(Code::Internal, "the sandbox was not announced")),
+            (Ok(_), None) => Err(Error::new(
+                Code::Internal,
+                "the runtime did not announce the sandbox",
+            )),
             (Err(error), None) => Err(error),
             (Err(error), Some(entry)) => {
                 self.mark_failed(entry, &error).await?;
@@ -134,7 +140,7 @@ impl Core {
         }
     }
 
-    /// Writes down that there will be one, if its org may have one more.
+    /// Inserts the row in state `creating`, if the quota of the org allows it.
     async fn insert_row(
         &self,
         id: SandboxId,
@@ -177,7 +183,7 @@ impl Core {
         Ok(self.inner.sandboxes.insert_locked(row).await)
     }
 
-    /// Writes down that it runs.
+    /// Updates the row of a sandbox that runs now.
     async fn mark_running(
         &self,
         entry: &Arc<LiveSandbox>,
@@ -191,7 +197,7 @@ impl Core {
         let row = match written.await {
             Ok(row) => row,
             Err(error) => {
-                // Nobody is told of it: it must not run on, and its place and its key are free again.
+                // The create is not acknowledged: remove the sandbox, and release its quota and idempotency key.
                 self.inner.sandboxes.remove(&info.id);
                 let _ = self.inner.runtime.delete(&info.id).await;
                 let row = entry.row();
@@ -210,10 +216,10 @@ impl Core {
         })
     }
 
-    /// Writes down that it could not be made.
+    /// Updates the row of a failed create.
     async fn mark_failed(&self, entry: &Arc<LiveSandbox>, error: &Error) -> Result<(), Error> {
         let text = error.message.clone();
-        // Nobody verify its id: the row is history at once, and its place in the org is free.
+        // The id was never returned: mark the row as deleted at once, which releases the quota.
         let written = entry.update(&self.inner.store, |row| {
             row.state = SandboxState::Failed;
             row.error = Some(text);
@@ -229,14 +235,12 @@ impl Core {
 }
 
 impl Inner {
-    /// Rows of sandboxes that nobody was told of, and that could not be taken back yet.
+    /// Rows of creates that were not acknowledged and whose rows are not removed yet.
     fn abandoned_creates(&self) -> MutexGuard<'_, HashMap<SandboxId, SandboxRow>> {
-        self.abandoned_creates
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.abandoned_creates)
     }
 
-    /// Takes back such a row.
+    /// Removes the row of an abandoned create.
     async fn discard_create(&self, row: &SandboxRow) -> Result<(), Error> {
         let abandoned_creates = self.store.discard_create(row, self.clock.now()).await;
         abandoned_creates.map_err(error::store)?;
@@ -244,7 +248,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The same for all that are left.
+    /// Retries to remove the rows of all abandoned creates.
     pub(crate) async fn retry_discards(&self) {
         let rows: Vec<SandboxRow> = self.abandoned_creates().values().cloned().collect();
         for row in rows {

@@ -1,15 +1,15 @@
-//! Sandboxes are deleted: the row says so first, and their history is kept.
+//! Deletion of sandboxes. The row is marked as deleted first; the session's history is kept.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId, StopReason};
+use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId, StopReason, lock};
 
 use super::transitions::{Precondition, mark_stopping_if, unconditional};
 use crate::live_sandboxes::LiveSandbox;
 use crate::{Core, Inner, RequestContext, history, run_to_completion};
 
 impl Core {
-    /// Deletes a sandbox with its files. The first of several at once does it, the others find nothing.
+    /// Deletes a sandbox with its files. Of several concurrent calls, one succeeds and the others return 404.
     pub async fn delete(&self, context: &RequestContext, name: &str) -> Result<(), Error> {
         let entry = self.find_writable(context, name)?;
         self.delete_live(entry).await
@@ -19,12 +19,11 @@ impl Core {
         self.delete_when(entry, unconditional(), None).await
     }
 
-    /// Deletes it if that is still right when nobody else changes it any more. `reason` is `None` for a delete that a
-    /// caller asked for.
+    /// Deletes a sandbox if the precondition holds. `reason` is `None` for a delete by request.
     pub(crate) async fn delete_when(
         &self,
         entry: Arc<LiveSandbox>,
-        still: Precondition,
+        precondition: Precondition,
         reason: Option<StopReason>,
     ) -> Result<(), Error> {
         let core = self.clone();
@@ -32,12 +31,12 @@ impl Core {
             let held = core.inner.sandboxes.lock(entry).await?;
             let entry = &held.entry;
             let before = entry.row();
-            if !mark_stopping_if(entry, &before, &still, reason) {
+            if !mark_stopping_if(entry, &before, &precondition, reason) {
                 return Ok(());
             }
-            // What a row says is deleted is, now or at the next start.
+            // From here on the sandbox is deleted, now or at the next start of the server.
             let written = entry.update(&core.inner.store, |row| {
-                // Until now it only stood still.
+                // For a paused sandbox, this was the time of the pause.
                 if before.state == SandboxState::Paused {
                     row.stopped_at = None;
                 }
@@ -59,15 +58,15 @@ impl Core {
         .await
     }
 
-    /// Deletes every sandbox of every org: all that can be. The first failure, if there was one.
+    /// Deletes all sandboxes of all orgs. Continues after failures and returns the first one.
     pub async fn delete_all(&self) -> Result<(), Error> {
         let mut failed = None;
         for entry in self.inner.sandboxes.all() {
             let id = entry.read(|row| row.id.clone());
             match self.delete_live(entry).await {
-                // Somebody else was quicker.
+                // 404: a concurrent delete was first.
                 Err(error) if error.code != Code::SandboxNotFound => {
-                    tracing::error!(sandbox = %id, %error, "it cannot be deleted");
+                    tracing::error!(sandbox = %id, %error, "failed to delete sandbox");
                     failed.get_or_insert(error);
                 }
                 _ => {}
@@ -78,8 +77,7 @@ impl Core {
 }
 
 impl Inner {
-    /// Takes a sandbox away whose row says that it is deleted, once its history is kept. If that does not work now, it
-    /// is tried again.
+    /// Removes a deleted sandbox from the runtime after its journal was flushed. A failure is retried later.
     pub(crate) async fn remove_from_runtime(
         &self,
         id: &SandboxId,
@@ -90,10 +88,7 @@ impl Inner {
             Err(error) if error.code != Code::SandboxNotFound => Err(error),
             _ => Ok(()),
         };
-        let mut pending_deletes = self
-            .pending_deletes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut pending_deletes = lock(&self.pending_deletes);
         if gone.is_err() {
             pending_deletes.insert(id.clone(), session);
         } else {

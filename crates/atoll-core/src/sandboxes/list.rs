@@ -1,5 +1,6 @@
-//! Lists of an org's sandboxes that are not deleted. They are made from the rows in memory, so they show states that are
-//! not written, and only the rows of the page are copied.
+//! Filtered lists of an org's sandboxes that are not deleted.
+//!
+//! Lists are computed from the rows in memory: they show transient states, and only the rows of the page are copied.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +11,16 @@ use super::SandboxView;
 use crate::live_sandboxes::LiveSandboxes;
 use crate::{Core, RequestContext};
 
-/// Conditions on listed sandboxes, all of which hold.
+/// Conditions on listed sandboxes. A sandbox must meet all of them.
 #[derive(Debug, Clone, Default)]
 pub struct SandboxFilter {
-    /// The state.
+    /// Lifecycle state.
     pub state: Option<SandboxState>,
-    /// The name of the template.
+    /// Template name.
     pub template: Option<String>,
-    /// Entries of the metadata.
+    /// Metadata entries that the sandbox must have.
     pub metadata: BTreeMap<String, String>,
-    /// A part of the id or of the alias; case is ignored.
+    /// Substring of id or alias, ignoring case.
     pub text: Option<String>,
 }
 
@@ -33,7 +34,7 @@ impl SandboxFilter {
                 .is_none_or(|name| *name == row.template)
             && self.metadata.iter().all(has)
             && self.text.as_ref().is_none_or(|text| {
-                // Ids and aliases have no capital letters.
+                // Ids and aliases are lowercase.
                 let text = text.to_lowercase();
                 let alias = row.alias.as_ref();
                 row.id.as_str().contains(&text) || alias.is_some_and(|alias| alias.contains(&text))
@@ -46,12 +47,12 @@ impl SandboxFilter {
 pub struct SandboxList {
     /// The page, newest first.
     pub page: Page<SandboxView>,
-    /// Sandboxes that meet the conditions, on all pages.
+    /// Number of matching sandboxes on all pages.
     pub total: usize,
 }
 
 impl Core {
-    /// The caller's sandboxes that are not deleted and meet the conditions, newest first.
+    /// Returns a page of the caller's sandboxes that are not deleted and match the filter, newest first.
     pub fn list_sandboxes(
         &self,
         context: &RequestContext,
@@ -77,7 +78,7 @@ fn list(
                 return;
             }
             total += 1;
-            // One more than fits shows that there is another page.
+            // One more row than fits shows that there is another page.
             let before = page.cursor.as_ref().is_none_or(|end| place(row) < *end);
             if before && rows.len() <= page.limit as usize {
                 rows.push(row.clone());
@@ -102,7 +103,7 @@ mod tests {
         cursor: None,
     };
 
-    /// Sandboxes of an org, each with its number as its time, beside as many of another.
+    /// Sandboxes of an org, created at times 0, 1, 2, ..., and as many of another org.
     fn filled(count: i64) -> (LiveSandboxes, OrgId) {
         let (ledger, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
         for number in 0..count {
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn all_conditions_hold_together() {
+    fn filter_requires_all_conditions() {
         let (ledger, org) = filled(30);
         let team = |name: &str| BTreeMap::from([("team".to_owned(), name.to_owned())]);
         let everything = SandboxFilter::default();
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_filtered_list_have_everything_once_and_one_total() {
+    fn pages_of_a_filtered_list_are_complete_and_disjoint() {
         let (ledger, org) = filled(30);
         let filter = SandboxFilter {
             template: Some("node".into()),
@@ -200,14 +201,14 @@ mod tests {
     }
 
     #[test]
-    fn a_page_of_10000_sandboxes_takes_less_than_a_second() {
+    fn filtering_10000_sandboxes_takes_under_a_second() {
         let (ledger, org) = filled(5_000);
         let filter = SandboxFilter {
             metadata: BTreeMap::from([("number".into(), "17".into())]),
             text: Some("web".into()),
             ..SandboxFilter::default()
         };
-        // The best of some, so that nothing else on the machine is in it.
+        // The shortest of several measurements, to exclude other load on the machine.
         let times = (0..20).map(|_| {
             let begin = Instant::now();
             assert_eq!(list(&ledger, &org, &filter, &FIRST).total, 1);

@@ -1,25 +1,25 @@
-//! How long a sandbox lives: within its org's limits, from when it begins to run, and longer if somebody says so.
+//! Timeouts of sandboxes: computing `end_at`, checking the org's limit, setting and extending.
 
 use atoll_model::{Error, Lifetime, Org, SandboxState, Scope};
 
 use super::SandboxView;
 use crate::{Core, RequestContext};
 
-/// Times are counted in them.
+/// Converts seconds to microseconds.
 pub(crate) fn microseconds(seconds: u32) -> i64 {
     i64::from(seconds) * 1_000_000
 }
 
-/// When a sandbox that begins to run now must end.
+/// Expiry of a sandbox that starts at a time.
 pub(crate) fn end_at(lifetime: &Lifetime, now: i64) -> Option<i64> {
     let seconds = lifetime.timeout?;
     Some(now + microseconds(seconds))
 }
 
-/// How long a sandbox lives whose own time is none, in seconds, when it runs again.
+/// Timeout after a restart of a sandbox whose own timeout is 0.
 const MIN_RESTART_TIMEOUT_SECS: u32 = 300;
 
-/// When a life that begins again ends. With no time at all it would be over before anybody could use it.
+/// Expiry of a sandbox that is restarted or resumed. A timeout of 0 would expire before it can be used.
 pub(crate) fn end_at_after_restart(lifetime: &Lifetime, now: i64) -> Option<i64> {
     let seconds = lifetime.timeout?;
     let seconds = if seconds == 0 {
@@ -30,27 +30,27 @@ pub(crate) fn end_at_after_restart(lifetime: &Lifetime, now: i64) -> Option<i64>
     Some(now + microseconds(seconds))
 }
 
-/// Refuses a lifetime that the org does not allow.
+/// Rejects a timeout that exceeds the maximum of the org.
 pub(crate) fn check_timeout(org: &Org, timeout: Option<u32>) -> Result<(), Error> {
-    let Some(most) = org.max_timeout else {
+    let Some(max) = org.max_timeout else {
         return Ok(());
     };
-    if timeout.is_some_and(|seconds| seconds <= most) {
+    if timeout.is_some_and(|seconds| seconds <= max) {
         return Ok(());
     }
     Err(Error::invalid(
         "timeout",
         match timeout {
-            Some(seconds) => format!("a timeout of {seconds} s is more than your org's {most} s"),
-            None => format!("your org's sandboxes live for at most {most} s: 0, for ever, is more"),
+            Some(seconds) => format!("a timeout of {seconds} s is more than your org's {max} s"),
+            None => format!("your org's sandboxes live for at most {max} s: 0, for ever, is more"),
         },
-        format!("ask for at most {most}, or have the org's maxTimeout raised"),
+        format!("ask for at most {max}, or have the org's maxTimeout raised"),
     )
-    .detail("max", most.to_string()))
+    .detail("max", max.to_string()))
 }
 
 impl Core {
-    /// Sets how long it lives from now; `None` is for ever.
+    /// Sets the timeout, counted from now. `None`: no expiry.
     pub async fn set_timeout(
         &self,
         context: &RequestContext,
@@ -76,7 +76,7 @@ impl Core {
         Ok(row.into())
     }
 
-    /// Sees to it that it lives for so long from now, at least.
+    /// Moves the expiry to at least this many seconds from now.
     pub async fn extend(
         &self,
         context: &RequestContext,
@@ -98,7 +98,7 @@ impl Core {
         Ok(row.into())
     }
 
-    /// Counts as a use.
+    /// Resets the idle timer.
     pub fn keep_alive(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         let entry = self.find_writable(context, name)?;
         entry.record_activity();

@@ -1,5 +1,7 @@
-//! How a sandbox gets from one state to another: while nobody else changes it, to the end whether or not the caller
-//! waits. Which ways there are, [`SandboxState::next`] says.
+//! Start, stop, pause and resume of sandboxes.
+//!
+//! A transition holds the sandbox's transition lock and runs to completion even if its caller is cancelled.
+//! [`SandboxState::next`] defines the legal transitions:
 //!
 //! ```text
 //!            pause
@@ -24,93 +26,92 @@ use crate::expiry::deletion_time;
 use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
 use crate::{Core, RequestContext, error, run_to_completion};
 
-/// Whether what is about to happen to a sandbox is still right, given its row before.
+/// Condition that is checked again once the transition lock is held, with the row before the transition.
 pub(crate) type Precondition = Box<dyn Fn(&SandboxRow, &LiveSandbox) -> bool + Send>;
 
 pub(crate) fn unconditional() -> Precondition {
     Box::new(|_, _| true)
 }
 
-/// Shows what runs as stopping, if it is still to be ended: who wants to use it from now on is refused, and who began
-/// before is seen.
+/// Sets the transient state `stopping` and the reason if the precondition holds. Returns whether it holds.
 ///
-/// `reason` is shown with it. The caller restores state and reason if the sandbox cannot be ended.
+/// The precondition is checked again after setting the state: new accesses are rejected from then on, and earlier ones
+/// are visible to it. The caller restores state and reason if the sandbox cannot be stopped.
 pub(super) fn mark_stopping_if(
     entry: &LiveSandbox,
     before: &SandboxRow,
-    still: &Precondition,
+    precondition: &Precondition,
     reason: Option<StopReason>,
 ) -> bool {
-    use SandboxState::{Paused, Running, Stopping};
-    if !still(before, entry) {
+    use SandboxState::Stopping;
+    if !precondition(before, entry) {
         return false;
     }
-    if !matches!(before.state, Running | Paused | Stopping) {
+    if !before.state.has_processes() && before.state != Stopping {
         return true;
     }
     entry.set_transient_state(Stopping, reason);
-    if still(before, entry) {
+    if precondition(before, entry) {
         return true;
     }
     entry.set_transient_state(before.state, before.reason);
     false
 }
 
-/// How long a start waits for a stop under way.
+/// Maximum time that a start waits for a stop in progress.
 const STOP_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Core {
-    /// Ends its processes; its files stay.
+    /// Kills the processes of a sandbox and keeps its files.
     pub async fn stop(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         let entry = self.find_writable(context, name)?;
         self.stop_when(entry, unconditional(), None).await
     }
 
-    /// Stops it if that is still right when nobody else changes it any more. `reason` is `None` for a stop that a
-    /// caller asked for.
+    /// Stops a sandbox if the precondition holds. `reason` is `None` for a stop by request.
     pub(crate) async fn stop_when(
         &self,
         entry: Arc<LiveSandbox>,
-        still: Precondition,
+        precondition: Precondition,
         reason: Option<StopReason>,
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
             let held = core.inner.sandboxes.lock(entry).await?;
-            core.stop_locked(&held, still, reason).await
+            core.stop_locked(&held, precondition, reason).await
         })
         .await
     }
 
-    /// The same for somebody who holds it.
+    /// Like [`Self::stop_when`], for a caller that holds the lock.
     pub(crate) async fn stop_locked(
         &self,
         held: &LockedSandbox,
-        still: Precondition,
+        precondition: Precondition,
         reason: Option<StopReason>,
     ) -> Result<SandboxView, Error> {
         let (entry, store) = (&held.entry, &self.inner.store);
         let before = entry.row();
         if before.state.next(Transition::Stop)? == SandboxState::Stopped
-            || !mark_stopping_if(entry, &before, &still, reason)
+            || !mark_stopping_if(entry, &before, &precondition, reason)
         {
             return Ok(before.into());
         }
-        // After a crash the runtime says whether it came so far.
-        let told = async {
+        // Record the intent. After a crash, the runtime's state shows whether the sandbox was stopped.
+        let recorded = async {
             let _deadlines = self.inner.clock.deadlines.read().await;
             let row = entry.row();
-            let told = store.update_sandbox(&row, row.state.name(), self.now());
-            told.await.map_err(error::store)
+            let updated = store.update_sandbox(&row, row.state.name(), self.now());
+            updated.await.map_err(error::store)
         };
-        let stopped = match told.await {
+        let stopped = match recorded.await {
             Ok(()) => self.inner.runtime.stop(&before.id).await,
             Err(error) => Err(error),
         };
         let info = match stopped {
             Ok(info) => info,
             Err(error) => {
-                // As it was, also if that cannot be written.
+                // Restore the previous state, in memory even if it cannot be written.
                 let back = entry.update(store, |row| {
                     (row.state, row.reason) = (before.state, before.reason);
                 });
@@ -130,13 +131,13 @@ impl Core {
         });
         let written = written.await.map(SandboxView::from);
         if written.is_err() {
-            // What has ended is found, and written then.
+            // The reconcile loop finds the stopped sandbox and updates its row.
             entry.set_transient_state(before.state, before.reason);
         }
         written
     }
 
-    /// Makes a stopped sandbox run again, with its files. One that runs already is fine as it is.
+    /// Starts a stopped sandbox with its files. A running one is left as it is.
     pub async fn start(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         let entry = self.find_writable(context, name)?;
         self.start_live(entry).await
@@ -145,7 +146,7 @@ impl Core {
     pub(crate) async fn start_live(&self, entry: Arc<LiveSandbox>) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
-            // A stop under way is waited for.
+            // Wait for a stop in progress.
             let held = core
                 .inner
                 .sandboxes
@@ -156,7 +157,7 @@ impl Core {
         .await
     }
 
-    /// The same for somebody who holds it.
+    /// Like [`Self::start_live`], for a caller that holds the lock.
     pub(crate) async fn start_locked(&self, held: &LockedSandbox) -> Result<SandboxView, Error> {
         let entry = &held.entry;
         let row = entry.row();
@@ -165,10 +166,10 @@ impl Core {
         }
         if row.state == SandboxState::Stopped {
             let org = self.inner.store.org(&row.org).await.map_err(error::store)?;
-            let most = org.and_then(|org| org.max_sandboxes);
-            let claim = self.inner.store.claim_quota_for_start(&row.id, most).await;
+            let max = org.and_then(|org| org.max_sandboxes);
+            let claim = self.inner.store.claim_quota_for_start(&row.id, max).await;
             if claim.map_err(error::store)? == QuotaClaim::Exceeded {
-                return Err(quota_exceeded(most));
+                return Err(quota_exceeded(max));
             }
         }
         match self.inner.runtime.start(&row.id).await {
@@ -183,7 +184,7 @@ impl Core {
                 let row = match written.await {
                     Ok(row) => row,
                     Err(error) => {
-                        // Nobody is told that it runs. As it was.
+                        // The start is not acknowledged: stop the sandbox and restore the row.
                         let _ = self.inner.runtime.stop(&row.id).await;
                         let _ = entry.update(&self.inner.store, |_| {}).await;
                         return Err(error);
@@ -194,14 +195,14 @@ impl Core {
                 Ok(row.into())
             }
             Err(error) => {
-                // As it was.
+                // Restore the row, whose state is `creating` in the store.
                 entry.update(&self.inner.store, |_| {}).await?;
                 Err(error)
             }
         }
     }
 
-    /// Ends its processes and starts it again.
+    /// Stops a sandbox and starts it.
     pub async fn restart(
         &self,
         context: &RequestContext,
@@ -211,40 +212,40 @@ impl Core {
         self.start(context, name).await
     }
 
-    /// Lets all its processes stand still.
+    /// Freezes all processes of a sandbox.
     pub async fn pause(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         let entry = self.find_writable(context, name)?;
         self.pause_when(entry, unconditional()).await
     }
 
-    /// Pauses it if that is still right when nobody else changes it any more.
+    /// Pauses a sandbox if the precondition holds.
     pub(crate) async fn pause_when(
         &self,
         entry: Arc<LiveSandbox>,
-        still: Precondition,
+        precondition: Precondition,
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
             let held = core.inner.sandboxes.lock(entry).await?;
-            core.pause_locked(&held, still).await
+            core.pause_locked(&held, precondition).await
         })
         .await
     }
 
-    /// The same for somebody who holds it.
+    /// Like [`Self::pause_when`], for a caller that holds the lock.
     pub(crate) async fn pause_locked(
         &self,
         held: &LockedSandbox,
-        still: Precondition,
+        precondition: Precondition,
     ) -> Result<SandboxView, Error> {
         let entry = &held.entry;
         let row = entry.row();
         row.state.next(Transition::Pause)?;
-        if !still(&row, entry) {
+        if !precondition(&row, entry) {
             return Ok(row.into());
         }
-        // Who wants to use it from now on lets it go on when this is done, if that is allowed.
-        let _pausing = entry.begin_pause();
+        // New accesses wait for the pause and resume the sandbox if it has `auto_resume`.
+        let _guard = entry.begin_pause();
         let info = self.inner.runtime.pause(&row.id).await?;
         let written = entry.update(&self.inner.store, |row| {
             if row.state != info.state {
@@ -257,13 +258,14 @@ impl Core {
         });
         let written = written.await;
         if written.is_err() && row.state == SandboxState::Running {
-            // Whoever is told that it could not be paused finds it running.
+            // The caller gets an error, so the sandbox must run.
             self.inner.runtime.resume(&row.id).await?;
         }
         written.map(SandboxView::from)
     }
 
-    /// Lets them go on, for as long as was left or as is said; inside, `None` is for ever.
+    /// Resumes a paused sandbox. `timeout` is counted from now; `None` keeps the remaining time, and the inner `None`
+    /// means no expiry.
     pub async fn resume(
         &self,
         context: &RequestContext,
@@ -291,7 +293,7 @@ impl Core {
         .await
     }
 
-    /// The same for somebody who holds it.
+    /// Like [`Self::resume_live`], for a caller that holds the lock.
     pub(crate) async fn resume_locked(
         &self,
         held: &LockedSandbox,
@@ -308,11 +310,11 @@ impl Core {
             row.state = info.state;
             row.stopped_at = None;
             let left = row.time_left.take();
-            let asked = timeout.map(|time| time.map(microseconds));
-            row.end_at = match (asked, left) {
-                // It was paused because its time was up.
+            let requested = timeout.map(|time| time.map(microseconds));
+            row.end_at = match (requested, left) {
+                // It was paused by its timeout.
                 (None, Some(0)) => end_at_after_restart(&row.lifetime, self.now()),
-                (asked, left) => asked.unwrap_or(left).map(|left| self.now() + left),
+                (requested, left) => requested.unwrap_or(left).map(|left| self.now() + left),
             };
         });
         let row = written.await?;
