@@ -54,7 +54,7 @@ fn bytes(pages: u32) -> Bytes {
 /// The samples of one sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
-    samples: VecDeque<StoredSample>,
+    stored: VecDeque<StoredSample>,
     /// Limits, each with the time from which it applied.
     limits: VecDeque<(i64, Limits)>,
     /// Disk usage in pages, and when to measure it again.
@@ -66,26 +66,26 @@ impl Samples {
         if self.limits.back().is_none_or(|(_, last)| *last != limits) {
             self.limits.push_back((sample.at, limits));
         }
-        if self.samples.len() == MAX_SAMPLES {
-            self.samples.pop_front();
+        if self.stored.len() == MAX_SAMPLES {
+            self.stored.pop_front();
         }
-        if self.samples.len() == self.samples.capacity() {
-            self.samples.reserve_exact(MAX_SAMPLES / 12);
+        if self.stored.len() == self.stored.capacity() {
+            self.stored.reserve_exact(MAX_SAMPLES / 12);
         }
-        self.samples.push_back(sample);
+        self.stored.push_back(sample);
         self.remove_old(sample.at);
     }
 
     /// Removes samples that are older than an hour.
     fn remove_old(&mut self, now: i64) {
         while self
-            .samples
+            .stored
             .front()
             .is_some_and(|old| old.at < now - RETENTION_MICROS)
         {
-            self.samples.pop_front();
+            self.stored.pop_front();
         }
-        let first = self.samples.front().map_or(now, |first| first.at);
+        let first = self.stored.front().map_or(now, |first| first.at);
         while self.limits.get(1).is_some_and(|(from, _)| *from <= first) {
             self.limits.pop_front();
         }
@@ -98,7 +98,7 @@ impl Samples {
         let mut limits = self.limits.iter().peekable();
         let mut current_limits = limits.peek().map_or(Limits::default(), |(_, first)| *first);
         let mut all = Vec::new();
-        for stored in &self.samples {
+        for stored in &self.stored {
             while let Some((_, next)) = limits.next_if(|(from, _)| *from <= stored.at) {
                 current_limits = *next;
             }
@@ -112,7 +112,7 @@ impl Samples {
             // A short interval makes the percentage inaccurate.
             let is_long_enough =
                 |old: &&StoredSample| stored.at - old.at >= MIN_CPU_INTERVAL_MICROS;
-            let before = self.samples.iter().rev().find(is_long_enough).or(before);
+            let before = self.stored.iter().rev().find(is_long_enough).or(before);
             all.push(stored.sample(before, limits));
         }
         all
@@ -273,7 +273,7 @@ mod tests {
         }
         let all = samples.range(0, i64::MAX, None);
         assert!((719..=720).contains(&all.len()), "{}", all.len());
-        assert_eq!(samples.samples.len(), all.len());
+        assert_eq!(samples.stored.len(), all.len());
         assert_eq!(samples.limits.len(), 2);
         assert!((all[10].cpu_percent - 100.0).abs() < 0.1, "{:?}", all[10]);
         assert_eq!(all[10].limits, small);

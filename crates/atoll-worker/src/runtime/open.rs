@@ -234,7 +234,7 @@ impl RuntimeParts {
     }
 }
 
-/// Raises RLIMIT_NOFILE to its hard limit.
+/// Raises `RLIMIT_NOFILE` to its hard limit.
 fn raise_nofile_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);

@@ -72,7 +72,7 @@ impl Embryo {
         // The two are independent.
         match tokio::join!(files, process) {
             (Ok(files), Ok(process)) => {
-                let (group, pid) = (process.group.clone(), process.init_process.pid);
+                let (group, pid) = (process.group.clone(), process.pid1.pid);
                 let attach = run_blocking(move || group.attach(pid).map_err(|error| jail(&error)));
                 Ok(Self {
                     id: planned.id.clone(),
@@ -111,7 +111,7 @@ impl Embryo {
 
     /// Whether PID 1 still runs.
     pub(crate) fn is_alive(&self) -> bool {
-        self.process.init_process.exit_status.borrow().is_none()
+        self.process.pid1.exit_status.borrow().is_none()
     }
 
     pub(super) async fn start(
@@ -168,7 +168,7 @@ impl Embryo {
             self.files.mounts = slot::prepare_mounts(&planned.plan, ready)?;
         }
         let root = self.mount_root(planned)?;
-        let link = network::attach(shared, self.process.init_process.pid, &planned.spec);
+        let link = network::attach(shared, self.process.pid1.pid, &planned.spec);
         let (root, link) = tokio::join!(spawn_blocking_first(shared, root), link);
         let attached = self.wait_attached().await;
         let root = match attached.and(root).and_then(|root| Ok((root, link?))) {
@@ -224,7 +224,7 @@ impl Embryo {
             .into_iter()
             .chain([Ok(layer)])
             .collect::<Result<_, _>>()?;
-        let user_namespace = self.process.init_process.user_namespace.take();
+        let user_namespace = self.process.pid1.user_namespace.take();
         let (ids, nosuid, taken) = (self.ids, planned.plan.nosuid, planned.plan.layers);
         let durable = planned.spec.durable;
         Ok(move || {
@@ -281,7 +281,7 @@ impl Embryo {
                 environment,
                 init: process.init,
                 group: process.group,
-                process: process.init_process,
+                process: process.pid1,
                 keeper: Arc::clone(&shared.keeper),
                 execs,
                 link: self.link,

@@ -20,7 +20,7 @@ use crate::runtime::RuntimeState;
 pub(super) struct Process {
     pub(super) group: SandboxCgroup,
     pub(super) init: InitChannel,
-    pub(super) init_process: InitProcess,
+    pub(super) pid1: InitProcess,
     /// Whether it has got its boot configuration.
     pub(super) boot_sent: bool,
     pub(super) timings: Timings,
@@ -47,10 +47,10 @@ impl Process {
         let begin = Instant::now();
         let boot_sent = boot.is_some();
         match Self::clone(shared, planned, &group, boot).await {
-            Ok((init, init_process)) => Ok(Self {
+            Ok((init, pid1)) => Ok(Self {
                 group,
                 init,
-                init_process,
+                pid1,
                 boot_sent,
                 timings: Timings {
                     slot,
@@ -84,7 +84,7 @@ impl Process {
             init.send(&boot, &[]).await?;
         }
         let plan = &planned.plan;
-        let init_process = shared.keeper.spawn(
+        let pid1 = shared.keeper.spawn(
             planned.id.as_str(),
             inside.into_fd(),
             init.socket(),
@@ -92,18 +92,14 @@ impl Process {
             plan.ids,
             plan.namespaces,
         );
-        let init_process = init_process.await?;
-        Ok((init, init_process))
+        let pid1 = pid1.await?;
+        Ok((init, pid1))
     }
 
     /// Kills it and removes its control group.
     pub(super) async fn discard(mut self, shared: &RuntimeState) {
         let _ = retry_while_out_of_fds(shared, || with(&self.group, SandboxCgroup::kill)).await;
-        let _ = self
-            .init_process
-            .exit_status
-            .wait_for(Option::is_some)
-            .await;
+        let _ = self.pid1.exit_status.wait_for(Option::is_some).await;
         let _ = retry_while_out_of_fds(shared, || with(&self.group, SandboxCgroup::remove)).await;
     }
 }
