@@ -53,8 +53,8 @@ impl Core {
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
         run_to_completion(async move {
-            let held = core.inner.sandboxes.lock(entry).await.map_err(deleted)?;
-            core.connect_locked(&held, options).await
+            let locked = core.inner.sandboxes.lock(entry).await.map_err(deleted)?;
+            core.connect_locked(&locked, options).await
         })
         .await
     }
@@ -71,13 +71,15 @@ impl Core {
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
         run_to_completion(async move {
-            let held = core.inner.sandboxes.lock(entry).await?;
-            match (held.entry.read(|row| row.state), mode) {
+            let locked = core.inner.sandboxes.lock(entry).await?;
+            match (locked.entry.read(|row| row.state), mode) {
                 (SandboxState::Paused | SandboxState::Stopped, _) => {
                     return Ok(PriorState::Suspended);
                 }
-                (_, PauseMode::Memory) => core.pause_locked(&held, unconditional()).await?,
-                (_, PauseMode::FilesOnly) => core.stop_locked(&held, unconditional(), None).await?,
+                (_, PauseMode::Memory) => core.pause_locked(&locked, unconditional()).await?,
+                (_, PauseMode::FilesOnly) => {
+                    core.stop_locked(&locked, unconditional(), None).await?
+                }
             };
             Ok(PriorState::Running)
         })
@@ -86,10 +88,10 @@ impl Core {
 
     async fn connect_locked(
         &self,
-        held: &LockedSandbox,
+        locked: &LockedSandbox,
         options: ConnectOptions,
     ) -> Result<(SandboxView, PriorState), Error> {
-        let entry = &held.entry;
+        let entry = &locked.entry;
         let state = entry.read(|row| row.state);
         let before = match state {
             SandboxState::Running if options.require_suspended => {
@@ -97,15 +99,15 @@ impl Core {
             }
             SandboxState::Running => PriorState::Running,
             SandboxState::Paused if options.keep_memory => {
-                self.resume_locked(held, Some(Some(options.seconds)))
+                self.resume_locked(locked, Some(Some(options.seconds)))
                     .await?;
                 PriorState::Suspended
             }
             _ => {
                 if state == SandboxState::Paused {
-                    self.stop_locked(held, unconditional(), None).await?;
+                    self.stop_locked(locked, unconditional(), None).await?;
                 }
-                self.start_locked(held).await?;
+                self.start_locked(locked).await?;
                 PriorState::Suspended
             }
         };

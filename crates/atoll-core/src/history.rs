@@ -210,7 +210,7 @@ pub(crate) async fn retention_loop(inner: Weak<Inner>) {
 async fn apply_retention(store: &Store, now: i64) -> atoll_store::Result<()> {
     loop {
         let history = now - HISTORY_RETENTION;
-        let most = [
+        let deleted = [
             store.prune_commands(history, RETENTION_BATCH).await?,
             store.prune_deleted(history, RETENTION_BATCH).await?,
             store.prune_keys(history, RETENTION_BATCH).await?,
@@ -221,7 +221,10 @@ async fn apply_retention(store: &Store, now: i64) -> atoll_store::Result<()> {
                 .prune_idempotency_keys(now - IDEMPOTENCY_RETENTION, RETENTION_BATCH)
                 .await?,
         ];
-        if most.iter().all(|gone| *gone < u64::from(RETENTION_BATCH)) {
+        if deleted
+            .iter()
+            .all(|count| *count < u64::from(RETENTION_BATCH))
+        {
             return Ok(());
         }
     }

@@ -290,20 +290,20 @@ impl Core {
     pub async fn create_key(
         &self,
         context: &RequestContext,
-        asked: KeyRequest,
+        request: KeyRequest,
     ) -> Result<CreatedKey, Error> {
-        let org = self.key_org(context, asked.org.as_deref()).await?;
-        context.require(asked.scope)?;
-        Org::check_name(&asked.name)?;
+        let org = self.key_org(context, request.org.as_deref()).await?;
+        context.require(request.scope)?;
+        Org::check_name(&request.name)?;
         let invalid = |message, remedy: &str| Err(Error::invalid("expiresAt", message, remedy));
-        if asked
+        if request
             .expires_at
             .is_some_and(|end| end <= self.inner.clock.system())
         {
             let remedy = "give a later time, or leave it out";
             return invalid("expiresAt is in the past", remedy);
         }
-        let expires_at = asked.expires_at.or(context.expires_at);
+        let expires_at = request.expires_at.or(context.expires_at);
         if context.expires_at.is_some() && expires_at > context.expires_at {
             let remedy = "give an earlier time, or leave it out";
             return invalid("expiresAt is later than that of your own key", remedy);
@@ -313,9 +313,9 @@ impl Core {
         let key = Key {
             id: KeyId::random(),
             org,
-            name: asked.name,
+            name: request.name,
             prefix: digits[..8].to_owned(),
-            scope: asked.scope,
+            scope: request.scope,
             created_at: self.now(),
             expires_at,
             last_used_at: None,
@@ -367,9 +367,9 @@ impl Core {
     ) -> Result<(), Error> {
         let org = self.key_org(context, org).await?;
         let keys = self.inner.store.keys(&org).await.map_err(error::store)?;
-        let unknown = || Error::new(Code::KeyNotFound, "there is no such key");
+        let not_found = || Error::new(Code::KeyNotFound, "there is no such key");
         let key = keys.into_iter().find(|key| key.id.as_str() == id);
-        let key = key.ok_or_else(unknown)?;
+        let key = key.ok_or_else(not_found)?;
         context.require(key.scope)?;
         let done = self.inner.store.revoke_key(&org, &key.id, self.now()).await;
         self.inner.keys.invalidate();
@@ -380,7 +380,7 @@ impl Core {
         if done.map_err(error::store)? {
             Ok(())
         } else {
-            Err(unknown())
+            Err(not_found())
         }
     }
 }

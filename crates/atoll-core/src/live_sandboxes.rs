@@ -92,7 +92,7 @@ impl Drop for PauseGuard<'_> {
     }
 }
 
-/// A sandbox whose transition lock is held.
+/// A sandbox whose transition lock is locked.
 #[derive(Debug)]
 pub(crate) struct LockedSandbox {
     pub(crate) entry: Arc<LiveSandbox>,
@@ -245,7 +245,7 @@ impl LiveSandboxes {
             .change(&row.id, &row.org, None, row.alias.as_deref());
     }
 
-    /// Inserts a sandbox that is being created, with its transition lock held.
+    /// Inserts a sandbox that is being created, with its transition lock locked.
     pub(crate) async fn insert_locked(&self, row: SandboxRow) -> LockedSandbox {
         let entry = LiveSandbox::new(row, &self.clock, Arc::clone(&self.aliases));
         let guard = Arc::clone(&entry.transition_lock).lock_owned().await;
@@ -296,8 +296,8 @@ impl LiveSandboxes {
         timeout: Duration,
     ) -> Result<LockedSandbox, Error> {
         let state = entry.read(|row| row.state.name());
-        let held = tokio::time::timeout(timeout, self.lock(entry)).await;
-        held.unwrap_or_else(|_| {
+        let locked = tokio::time::timeout(timeout, self.lock(entry)).await;
+        locked.unwrap_or_else(|_| {
             Err(Error::new(
                 Code::Timeout,
                 format!(
@@ -370,17 +370,17 @@ pub(crate) mod tests {
     }
 
     /// An org with some sandboxes, and ten other orgs with as many.
-    fn filled(sandboxes: i64) -> (LiveSandboxes, OrgId) {
-        let (ledger, orgs) = (new_sandboxes(), [(); 11].map(|()| OrgId::random()));
-        for number in 0..sandboxes {
+    fn filled(count: i64) -> (LiveSandboxes, OrgId) {
+        let (sandboxes, orgs) = (new_sandboxes(), [(); 11].map(|()| OrgId::random()));
+        for number in 0..count {
             for org in &orgs {
                 let mut row = row(org, &format!("web-{number}"));
                 row.created_at = number;
-                ledger.add(row);
+                sandboxes.add(row);
             }
         }
         let [org, ..] = orgs;
-        (ledger, org)
+        (sandboxes, org)
     }
 
     /// The shortest of many measurements, to exclude other load on the machine.
@@ -397,11 +397,11 @@ pub(crate) mod tests {
 
     #[test]
     fn lookups_do_not_depend_on_the_number_of_sandboxes() {
-        let times = [50, 5_000].map(|sandboxes| {
-            let (ledger, org) = filled(sandboxes / 10);
-            let found = shortest(|| assert!(ledger.find(&org, "web-3").is_ok()));
-            let unknown = shortest(|| assert!(ledger.find(&org, "no-such").is_err()));
-            let newest = shortest(|| assert_eq!(ledger.newest(50).len(), 50));
+        let times = [50, 5_000].map(|count| {
+            let (sandboxes, org) = filled(count / 10);
+            let found = shortest(|| assert!(sandboxes.find(&org, "web-3").is_ok()));
+            let unknown = shortest(|| assert!(sandboxes.find(&org, "no-such").is_err()));
+            let newest = shortest(|| assert_eq!(sandboxes.newest(50).len(), 50));
             [found, unknown, newest]
         });
         // A linear search would take 100 times as long.
@@ -412,34 +412,38 @@ pub(crate) mod tests {
 
     #[test]
     fn alias_finds_its_current_sandbox() {
-        let (ledger, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
+        let (sandboxes, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
         let id = |entry: &LiveSandbox| entry.read(|row| row.id.clone());
-        let found = |org: &OrgId, name: &str| ledger.find(org, name).ok().map(|entry| id(&entry));
-        let (first, foreign) = (ledger.add(row(&org, "web")), ledger.add(row(&other, "web")));
+        let found =
+            |org: &OrgId, name: &str| sandboxes.find(org, name).ok().map(|entry| id(&entry));
+        let (first, foreign) = (
+            sandboxes.add(row(&org, "web")),
+            sandboxes.add(row(&other, "web")),
+        );
         assert_eq!(found(&org, "web"), Some(id(&first)));
         assert_eq!(found(&other, "web"), Some(id(&foreign)));
         let foreign_id = id(&foreign).to_string();
         assert_eq!(found(&org, &foreign_id), None);
         // The next sandbox with the alias may be inserted before the last one is removed.
-        let second = ledger.add(row(&org, "web"));
-        ledger.remove(&id(&first));
+        let second = sandboxes.add(row(&org, "web"));
+        sandboxes.remove(&id(&first));
         assert_eq!(found(&org, "web"), Some(id(&second)));
-        ledger.remove(&id(&second));
+        sandboxes.remove(&id(&second));
         assert_eq!(found(&org, "web"), None);
         assert_eq!(found(&other, "web"), Some(id(&foreign)));
-        ledger.remove(&id(&foreign));
-        assert!(lock(&ledger.aliases.0).is_empty() && lock(&ledger.all).by_age.is_empty());
+        sandboxes.remove(&id(&foreign));
+        assert!(lock(&sandboxes.aliases.0).is_empty() && lock(&sandboxes.all).by_age.is_empty());
     }
 
     #[test]
     fn newest_sorts_by_creation_time() {
-        let (ledger, org) = (new_sandboxes(), OrgId::random());
+        let (sandboxes, org) = (new_sandboxes(), OrgId::random());
         for number in [3, 1, 4, 2] {
             let mut row = row(&org, "web");
             row.created_at = number;
-            ledger.add(row);
+            sandboxes.add(row);
         }
-        let newest = ledger.newest(2);
+        let newest = sandboxes.newest(2);
         let created: Vec<i64> = newest
             .iter()
             .map(|entry| entry.read(|row| row.created_at))
@@ -450,16 +454,16 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn lock_times_out_and_fails_after_removal() {
         let clock = Arc::new(crate::clock::tests::manual().1);
-        let (ledger, org) = (LiveSandboxes::new(&clock), OrgId::random());
-        let entry = ledger.add(row(&org, "web"));
+        let (sandboxes, org) = (LiveSandboxes::new(&clock), OrgId::random());
+        let entry = sandboxes.add(row(&org, "web"));
         let id = entry.read(|row| row.id.clone());
-        let held = ledger.lock(Arc::clone(&entry)).await;
-        let most = Duration::from_millis(10);
-        let late = ledger.lock_within(Arc::clone(&entry), most).await;
+        let locked = sandboxes.lock(Arc::clone(&entry)).await;
+        let timeout = Duration::from_millis(10);
+        let late = sandboxes.lock_within(Arc::clone(&entry), timeout).await;
         assert_eq!(late.err().map(|error| error.code), Some(Code::Timeout));
-        ledger.remove(&id);
-        drop(held);
-        let gone = ledger.lock_within(entry, most).await;
+        sandboxes.remove(&id);
+        drop(locked);
+        let gone = sandboxes.lock_within(entry, timeout).await;
         let code = gone.err().map(|error| error.code);
         assert_eq!(code, Some(Code::SandboxNotFound));
     }

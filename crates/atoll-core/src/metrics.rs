@@ -55,20 +55,25 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Records the result of a create.
-    pub(crate) fn record_create<T>(&self, template: &str, made: &Result<T, Error>, took: Duration) {
-        let status = match made {
+    pub(crate) fn record_create<T>(
+        &self,
+        template: &str,
+        result: &Result<T, Error>,
+        duration: Duration,
+    ) {
+        let status = match result {
             Ok(_) => "success",
             Err(error) if error.code.status() < 500 => "refused",
             Err(_) => "failed",
         };
-        let template = if made.is_ok() {
+        let template = if result.is_ok() {
             let template = self.label(template);
             let of = TemplateLabel {
                 template: template.clone(),
             };
             self.create_duration
                 .get_or_create(&of)
-                .observe(took.as_secs_f64());
+                .observe(duration.as_secs_f64());
             template
         } else if self.known().contains(template) {
             template.to_owned()

@@ -66,19 +66,19 @@ impl Core {
     pub async fn create_org(
         &self,
         context: &RequestContext,
-        asked: OrgRequest,
+        request: OrgRequest,
     ) -> Result<Org, Error> {
         context.require(Scope::Admin)?;
-        asked.check()?;
-        let name = asked.name.unwrap_or_default();
+        request.check()?;
+        let name = request.name.unwrap_or_default();
         Org::check_name(&name)?;
         let org = Org {
             id: OrgId::random(),
             name,
-            max_sandboxes: asked
+            max_sandboxes: request
                 .max_sandboxes
                 .unwrap_or(Some(Org::DEFAULT_MAX_SANDBOXES)),
-            max_timeout: asked
+            max_timeout: request
                 .max_timeout
                 .unwrap_or(Some(Org::DEFAULT_MAX_TIMEOUT_SECS)),
             created_at: self.now(),
@@ -106,17 +106,17 @@ impl Core {
         &self,
         context: &RequestContext,
         id: &str,
-        asked: OrgRequest,
+        request: OrgRequest,
     ) -> Result<Org, Error> {
         context.require(Scope::Admin)?;
-        asked.check()?;
+        request.check()?;
         let mut org = self.org(context, id).await?;
-        if let Some(name) = asked.name {
+        if let Some(name) = request.name {
             Org::check_name(&name)?;
             org.name = name;
         }
-        org.max_sandboxes = asked.max_sandboxes.unwrap_or(org.max_sandboxes);
-        org.max_timeout = asked.max_timeout.unwrap_or(org.max_timeout);
+        org.max_sandboxes = request.max_sandboxes.unwrap_or(org.max_sandboxes);
+        org.max_timeout = request.max_timeout.unwrap_or(org.max_timeout);
         self.inner
             .store
             .update_org(&org)

@@ -34,7 +34,7 @@ pub(crate) async fn reconcile_all(
     config: &Config,
     clock: &Arc<Clock>,
 ) -> Result<(LiveSandboxes, PendingDeletes), Error> {
-    let (ledger, mut pending_deletes) = (LiveSandboxes::new(clock), PendingDeletes::new());
+    let (sandboxes, mut pending_deletes) = (LiveSandboxes::new(clock), PendingDeletes::new());
     let is: HashMap<SandboxId, SandboxInfo> = runtime
         .list()
         .into_iter()
@@ -90,7 +90,7 @@ pub(crate) async fn reconcile_all(
             written.await.map_err(error::store)?;
         }
         // The last activity is not stored: the idle timer starts anew.
-        ledger.add(joined).record_activity();
+        sandboxes.add(joined).record_activity();
     }
     for id in is.keys().filter(|id| !known.contains(*id)) {
         let deleted = store.deleted_session(id).await.map_err(error::store)?;
@@ -102,7 +102,7 @@ pub(crate) async fn reconcile_all(
         } else if config.adopt_orphans {
             let row = adopt(store, runtime, config, &is[id], clock.now()).await?;
             tracing::warn!(sandbox = %id, org = %row.org, "a sandbox without a row was adopted");
-            ledger.add(row);
+            sandboxes.add(row);
         } else {
             tracing::warn!(sandbox = %id, "sandbox without a row moved to orphaned/");
             if let Err(error) = runtime.move_to_orphaned(id).await {
@@ -110,7 +110,7 @@ pub(crate) async fn reconcile_all(
             }
         }
     }
-    Ok((ledger, pending_deletes))
+    Ok((sandboxes, pending_deletes))
 }
 
 /// Inserts a row for a sandbox that only the runtime has. It gets the first org as owner, no timeout and private ports,
@@ -275,10 +275,10 @@ fn has_processes(row: &SandboxRow) -> bool {
 
 /// Records that the processes of a sandbox have exited, unless that was done or the sandbox was started again.
 async fn record_exit(inner: Arc<Inner>, entry: Arc<LiveSandbox>) {
-    let Ok(held) = inner.sandboxes.lock(entry).await else {
+    let Ok(locked) = inner.sandboxes.lock(entry).await else {
         return;
     };
-    let entry = &held.entry;
+    let entry = &locked.entry;
     let id = entry.read(|row| row.id.clone());
     let Ok(info) = inner.runtime.get(&id) else {
         return;

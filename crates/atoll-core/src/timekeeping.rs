@@ -15,7 +15,7 @@ const RECORDED: i64 = 60_000_000;
 /// Compares the clocks and acts on a difference.
 pub(crate) async fn check(
     store: &Store,
-    ledger: &LiveSandboxes,
+    sandboxes: &LiveSandboxes,
     clock: &Clock,
 ) -> Result<(), Error> {
     match clock.check() {
@@ -26,23 +26,23 @@ pub(crate) async fn check(
                 "the system clock differs from server time: nothing is ended or deleted for 15 minutes, then deadlines \
                  move with the clock"
             );
-            let rows: Vec<SandboxRow> = ledger.all().iter().map(|entry| entry.row()).collect();
+            let rows: Vec<SandboxRow> = sandboxes.all().iter().map(|entry| entry.row()).collect();
             let held = store.hold_deadlines(&clock.record(), &rows).await;
             held.map_err(error::store)
         }
-        Step::Due(difference) => accept(store, ledger, clock, difference).await,
+        Step::Due(difference) => accept(store, sandboxes, clock, difference).await,
     }
 }
 
 /// Moves all deadlines by a difference and server time with them.
 async fn accept(
     store: &Store,
-    ledger: &LiveSandboxes,
+    sandboxes: &LiveSandboxes,
     clock: &Clock,
     difference: i64,
 ) -> Result<(), Error> {
     let _exclusive = clock.deadlines.write().await;
-    let entries = ledger.all();
+    let entries = sandboxes.all();
     let rows: Vec<SandboxRow> = entries
         .iter()
         .map(|entry| {

@@ -1,7 +1,7 @@
 //! Quota of concurrent sandboxes in an org.
 //!
-//! Rows are counted and claimed in one transaction that first locks the org, so that two claims cannot both take the
-//! last place.
+//! Rows are counted and claimed in one transaction that excludes other claims of the org, so that two of them cannot
+//! both take the last place.
 
 use atoll_model::SandboxId;
 

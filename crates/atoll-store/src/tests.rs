@@ -59,7 +59,7 @@ fn row(org: &Org, created_at: i64) -> SandboxRow {
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_after_a_restart() {
+async fn rows_survive_a_restart() {
     let (directory, store) = store().await;
     let org = org("first");
     store.insert_org(&org).await.unwrap();
@@ -87,7 +87,7 @@ async fn what_was_written_is_there_after_a_restart() {
 }
 
 #[tokio::test]
-async fn another_orgs_sandbox_is_not_there() {
+async fn sandbox_of_another_org_is_not_found() {
     let (_directory, store) = store().await;
     let (one, other) = (org("one"), org("other"));
     store.insert_org(&one).await.unwrap();
@@ -109,7 +109,7 @@ async fn another_orgs_sandbox_is_not_there() {
 }
 
 #[tokio::test]
-async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
+async fn concurrent_creates_never_exceed_the_quota() {
     let (_directory, store) = store().await;
     let org = org("small");
     store.insert_org(&org).await.unwrap();
@@ -117,12 +117,12 @@ async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
         let (store, row) = (store.clone(), row(&org, number));
         tokio::spawn(async move { store.insert_sandbox(&row, Some(10), None).await.unwrap() })
     });
-    let mut made = 0;
+    let mut granted = 0;
     for claim in claims.collect::<Vec<_>>() {
-        made += usize::from(claim.await.unwrap() == QuotaClaim::Granted);
+        granted += usize::from(claim.await.unwrap() == QuotaClaim::Granted);
     }
-    assert_eq!(made, 10);
-    // One that has failed or was deleted makes room.
+    assert_eq!(granted, 10);
+    // A failed or deleted sandbox does not count.
     let mut first = store.active_sandboxes().await.unwrap().remove(0);
     first.state = SandboxState::Failed;
     store.update_sandbox(&first, "changed", 1).await.unwrap();
@@ -143,7 +143,7 @@ async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
 }
 
 #[tokio::test]
-async fn an_alias_is_free_again_when_its_sandbox_is_deleted() {
+async fn alias_is_free_after_its_sandbox_is_deleted() {
     let (_directory, store) = store().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
@@ -167,7 +167,7 @@ async fn an_alias_is_free_again_when_its_sandbox_is_deleted() {
 }
 
 #[tokio::test]
-async fn pages_follow_each_other_without_gap_or_repetition() {
+async fn pages_are_complete_and_disjoint() {
     let (_directory, store) = store().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
@@ -192,7 +192,7 @@ async fn pages_follow_each_other_without_gap_or_repetition() {
 }
 
 #[tokio::test]
-async fn a_key_is_found_by_the_hash_of_its_secret_and_revoked_once() {
+async fn key_is_found_by_hash_and_revoked_once() {
     let (_directory, store) = store().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
@@ -242,7 +242,7 @@ async fn a_key_is_found_by_the_hash_of_its_secret_and_revoked_once() {
 }
 
 #[tokio::test]
-async fn what_happened_is_events_in_order_and_only_to_its_org() {
+async fn events_are_ordered_and_visible_only_to_their_org() {
     let (_directory, store) = store().await;
     let (one, other) = (org("one"), org("other"));
     store.insert_org(&one).await.unwrap();
@@ -270,30 +270,30 @@ async fn what_happened_is_events_in_order_and_only_to_its_org() {
 }
 
 #[tokio::test]
-async fn a_create_that_is_said_again_is_found() {
+async fn repeated_idempotency_key_finds_the_first_create() {
     let (_directory, store) = store().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
     let sandbox = row(&org, 1);
-    let again = atoll_model::Idempotency {
+    let idempotency = atoll_model::Idempotency {
         key: "k".into(),
         fingerprint: "f".into(),
     };
     store
-        .insert_sandbox(&sandbox, Some(1), Some(&again))
+        .insert_sandbox(&sandbox, Some(1), Some(&idempotency))
         .await
         .unwrap();
     let refused = store
-        .insert_sandbox(&row(&org, 2), None, Some(&again))
+        .insert_sandbox(&row(&org, 2), None, Some(&idempotency))
         .await
         .unwrap_err();
     assert!(matches!(refused, Error::IdempotencyKeyTaken), "{refused:?}");
     let (fingerprint, found) = store.find_idempotent(&org.id, "k").await.unwrap().unwrap();
     assert_eq!((fingerprint.as_str(), &found.id), ("f", &sandbox.id));
-    // One that found no place has said nothing.
+    // A create that exceeds the quota does not store its key.
     let other = atoll_model::Idempotency {
         key: "other".into(),
-        ..again
+        ..idempotency
     };
     assert_eq!(
         store
@@ -308,31 +308,31 @@ async fn a_create_that_is_said_again_is_found() {
 }
 
 #[tokio::test]
-async fn a_write_that_fails_or_is_given_up_leaves_nothing_and_blocks_nobody() {
+async fn failed_or_cancelled_write_leaves_nothing() {
     let (_directory, store) = store().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
-    // One that does not fit is no event.
+    // A create that exceeds the quota adds no event.
     let full = store.insert_sandbox(&row(&org, 1), Some(0), None).await;
     assert_eq!(full.unwrap(), QuotaClaim::Exceeded);
     assert_eq!(store.last_event().await.unwrap(), 0);
     let mut first = row(&org, 2);
     first.alias = Some("web".into());
-    let made = store.insert_sandbox(&first, None, None).await;
-    assert_eq!(made.unwrap(), QuotaClaim::Granted);
+    let claim = store.insert_sandbox(&first, None, None).await;
+    assert_eq!(claim.unwrap(), QuotaClaim::Granted);
     let mut second = row(&org, 4);
     second.alias.clone_from(&first.alias);
     let taken = store.insert_sandbox(&second, None, None).await;
     assert!(matches!(taken, Err(Error::AlreadyExists(_))), "{taken:?}");
-    // Given up wherever it is.
+    // Cancel a create at different points.
     for wait in 0..200 {
         let (given_up, wait) = (row(&org, 5), std::time::Duration::from_micros(wait));
         let adding = store.insert_sandbox(&given_up, None, None);
         let _ = tokio::time::timeout(wait, adding).await;
     }
     let last = row(&org, 6);
-    let made = store.insert_sandbox(&last, None, None).await;
-    assert_eq!(made.unwrap(), QuotaClaim::Granted);
+    let claim = store.insert_sandbox(&last, None, None).await;
+    assert_eq!(claim.unwrap(), QuotaClaim::Granted);
     let living = store.active_sandboxes().await.unwrap();
     let events = store.last_event().await.unwrap();
     assert_eq!(i64::try_from(living.len()).unwrap(), events);
@@ -340,7 +340,7 @@ async fn a_write_that_fails_or_is_given_up_leaves_nothing_and_blocks_nobody() {
 }
 
 #[tokio::test]
-async fn records_of_every_older_version_are_brought_up_to_date() {
+async fn databases_of_all_older_versions_are_migrated() {
     let all = sqlx::migrate!("migrations/sqlite");
     let versions: Vec<i64> = all.iter().map(|one| one.version).collect();
     let (newest, older) = versions.split_last().unwrap();

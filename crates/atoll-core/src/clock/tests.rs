@@ -14,7 +14,7 @@ const HOUR: i64 = 60 * MINUTE;
 const YEAR: i64 = 365 * 24 * HOUR;
 const BEGIN: i64 = 1_700_000_000 * SECOND;
 
-/// The clocks of a host that a test sets.
+/// Clocks that a test controls.
 #[derive(Debug, Clone)]
 pub(crate) struct Manual {
     system: Arc<AtomicI64>,
@@ -43,13 +43,13 @@ impl Manual {
         }
     }
 
-    /// Time passes.
+    /// Lets time pass on both clocks.
     fn pass(&self, time: i64) {
         self.system.fetch_add(time, Ordering::Relaxed);
         self.boottime.fetch_add(time, Ordering::Relaxed);
     }
 
-    /// The system clock is set.
+    /// Sets the system clock forward or back.
     fn step(&self, by: i64) {
         self.system.fetch_add(by, Ordering::Relaxed);
     }
@@ -59,7 +59,7 @@ impl Manual {
     }
 }
 
-/// A clock at its first start, with what drives it.
+/// A server clock at its first start, and the host clocks behind it.
 pub(crate) fn manual() -> (Manual, Clock) {
     let host = Manual::new(BEGIN, HOUR, "first");
     let clock = host.start(None);
@@ -67,7 +67,7 @@ pub(crate) fn manual() -> (Manual, Clock) {
 }
 
 #[test]
-fn server_time_passes_and_does_not_step_with_the_system_clock() {
+fn server_time_does_not_step_with_the_system_clock() {
     for step in [-10 * YEAR, -HOUR, HOUR, 10 * YEAR] {
         let (host, clock) = manual();
         host.pass(10 * SECOND);
@@ -78,7 +78,7 @@ fn server_time_passes_and_does_not_step_with_the_system_clock() {
         assert!(!clock.is_held());
         assert_eq!(clock.check(), Step::Held(step));
         assert!(clock.is_held());
-        // Once, for a quarter of an hour.
+        // One hold of 15 minutes.
         host.pass(HOLD - SECOND);
         assert_eq!(clock.check(), Step::Unchanged);
         host.pass(SECOND);
@@ -91,7 +91,7 @@ fn server_time_passes_and_does_not_step_with_the_system_clock() {
 }
 
 #[test]
-fn a_suspend_is_no_step_and_neither_is_a_leap_second() {
+fn suspend_and_leap_second_are_no_steps() {
     let (host, clock) = manual();
     host.pass(8 * HOUR);
     assert_eq!(clock.check(), Step::Unchanged);
@@ -100,7 +100,7 @@ fn a_suspend_is_no_step_and_neither_is_a_leap_second() {
 }
 
 #[test]
-fn a_small_step_is_accepted_at_once() {
+fn small_step_is_accepted_at_once() {
     let (host, clock) = manual();
     host.step(30 * SECOND);
     assert_eq!(clock.check(), Step::Due(30 * SECOND));
@@ -108,7 +108,7 @@ fn a_small_step_is_accepted_at_once() {
 }
 
 #[test]
-fn another_step_during_a_hold_begins_it_anew() {
+fn step_during_a_hold_restarts_it() {
     let (host, clock) = manual();
     host.step(YEAR);
     assert_eq!(clock.check(), Step::Held(YEAR));
@@ -122,7 +122,7 @@ fn another_step_during_a_hold_begins_it_anew() {
     assert_eq!(clock.check(), Step::Due(0));
 }
 
-/// The record of a server an hour after `manual`'s begin.
+/// Record of a server one hour after the start of `manual`.
 fn recorded() -> ClockRecord {
     let (host, clock) = manual();
     host.pass(HOUR);
@@ -130,7 +130,7 @@ fn recorded() -> ClockRecord {
 }
 
 #[test]
-fn after_a_restart_in_the_same_boot_time_goes_on_whatever_the_system_clock_says() {
+fn restart_in_the_same_boot_ignores_the_system_clock() {
     for step in [-YEAR, 0, YEAR] {
         let host = Manual::new(BEGIN + 3 * HOUR + step, 4 * HOUR, "first");
         let clock = host.start(Some(&recorded()));
@@ -144,7 +144,7 @@ fn after_a_restart_in_the_same_boot_time_goes_on_whatever_the_system_clock_says(
 }
 
 #[test]
-fn after_a_reboot_the_system_clock_is_doubted_unless_the_uptime_explains_it() {
+fn reboot_accepts_only_a_plausible_system_clock() {
     let uptime = 2 * MINUTE;
     let last = recorded();
     for (off, held) in [
@@ -172,7 +172,7 @@ fn after_a_reboot_the_system_clock_is_doubted_unless_the_uptime_explains_it() {
 }
 
 /// A store with an org, and a running and a stopped sandbox whose deadlines are ahead.
-async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, LiveSandboxes, OrgId) {
+async fn fixture(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, LiveSandboxes, OrgId) {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(&directory.path().join("atoll.db"))
         .await
@@ -185,16 +185,16 @@ async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, LiveSandboxes, 
         created_at: 1,
     };
     store.insert_org(&org).await.unwrap();
-    let ledger = LiveSandboxes::new(clock);
+    let sandboxes = LiveSandboxes::new(clock);
     for (alias, stopped_at) in [("running", None), ("stopped", Some(BEGIN))] {
         let mut row = crate::live_sandboxes::tests::row(&org.id, alias);
         store.insert_sandbox(&row, None, None).await.unwrap();
         row.end_at = Some(clock.now() + 10 * MINUTE);
         row.stopped_at = stopped_at;
         store.update_sandbox(&row, "running", 1).await.unwrap();
-        ledger.add(row);
+        sandboxes.add(row);
     }
-    (directory, store, ledger, org.id)
+    (directory, store, sandboxes, org.id)
 }
 
 async fn rows(store: &Store) -> Vec<SandboxRow> {
@@ -204,14 +204,14 @@ async fn rows(store: &Store) -> Vec<SandboxRow> {
 }
 
 #[tokio::test]
-async fn a_step_moves_all_deadlines_after_the_hold_and_leaves_what_is_left_of_each() {
+async fn step_moves_all_deadlines_after_the_hold() {
     for step in [-10 * YEAR, -HOUR, HOUR, 10 * YEAR] {
         let (host, clock) = manual();
         let clock = Arc::new(clock);
-        let (_directory, store, ledger, org) = place(&clock).await;
+        let (_directory, store, sandboxes, org) = fixture(&clock).await;
         let before = rows(&store).await;
         host.step(step);
-        check(&store, &ledger, &clock).await.unwrap();
+        check(&store, &sandboxes, &clock).await.unwrap();
         assert!(clock.is_held());
         assert_eq!(rows(&store).await, before);
         let recorded = store.clock().await.unwrap().unwrap();
@@ -225,28 +225,28 @@ async fn a_step_moves_all_deadlines_after_the_hold_and_leaves_what_is_left_of_ea
             step / SECOND
         );
 
-        let idle = ledger.all()[0].idle_since().unwrap();
+        let idle = sandboxes.all()[0].idle_since().unwrap();
         host.pass(HOLD);
         let left: Vec<i64> = before
             .iter()
             .map(|row| row.end_at.unwrap() - clock.now())
             .collect();
-        check(&store, &ledger, &clock).await.unwrap();
+        check(&store, &sandboxes, &clock).await.unwrap();
         assert!(!clock.is_held());
         let after = rows(&store).await;
         for (row, left) in after.iter().zip(left) {
             assert_eq!(row.end_at.unwrap() - clock.now(), left);
             assert_eq!(clock.now(), host.system());
-            let entry = ledger.find(&org, row.alias.as_deref().unwrap()).unwrap();
+            let entry = sandboxes.find(&org, row.alias.as_deref().unwrap()).unwrap();
             assert_eq!(entry.row().end_at, row.end_at);
-            // Idleness begins anew.
+            // The idle timer is reset.
             assert_eq!(entry.idle_since(), Some(clock.now()));
         }
-        assert_ne!(ledger.all()[0].idle_since().unwrap(), idle);
+        assert_ne!(sandboxes.all()[0].idle_since().unwrap(), idle);
         assert_eq!(after[1].stopped_at, Some(BEGIN + step));
         let recorded = store.clock().await.unwrap().unwrap();
         assert_eq!((recorded.at, recorded.held_until), (clock.now(), None));
-        // The next server finds nothing to doubt.
+        // The next server accepts the clock.
         let next = host.start(Some(&recorded));
         assert_eq!(next.check(), Step::Unchanged);
         store.close().await;
@@ -254,12 +254,12 @@ async fn a_step_moves_all_deadlines_after_the_hold_and_leaves_what_is_left_of_ea
 }
 
 #[tokio::test]
-async fn a_deadline_that_is_written_while_all_move_is_right_afterwards() {
+async fn deadline_written_during_a_move_is_correct() {
     let (host, clock) = manual();
     let clock = Arc::new(clock);
-    let (_directory, store, ledger, org) = place(&clock).await;
+    let (_directory, store, sandboxes, org) = fixture(&clock).await;
     host.step(30 * SECOND);
-    let entry = ledger.find(&org, "running").unwrap();
+    let entry = sandboxes.find(&org, "running").unwrap();
     let exclusive = clock.deadlines.write().await;
     let writing = entry.update(&store, |row| row.end_at = Some(clock.now() + HOUR));
     let moving = async {
@@ -272,13 +272,13 @@ async fn a_deadline_that_is_written_while_all_move_is_right_afterwards() {
 }
 
 #[tokio::test]
-async fn a_step_that_cannot_be_recorded_is_accepted_later() {
+async fn step_that_cannot_be_recorded_is_accepted_later() {
     let (host, clock) = manual();
     let clock = Arc::new(clock);
-    let (_directory, store, ledger, _) = place(&clock).await;
+    let (_directory, store, sandboxes, _) = fixture(&clock).await;
     host.step(30 * SECOND);
     store.close().await;
-    assert!(check(&store, &ledger, &clock).await.is_err());
+    assert!(check(&store, &sandboxes, &clock).await.is_err());
     assert_eq!(clock.now(), BEGIN);
     assert_eq!(clock.check(), Step::Due(30 * SECOND));
 }

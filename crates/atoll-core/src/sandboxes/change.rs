@@ -30,8 +30,8 @@ impl Core {
         change: impl FnOnce(&SandboxRow) -> Result<SandboxChange, Error>,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
-        let held = self.find_and_lock(context, name).await?;
-        let (entry, store) = (&held.entry, &self.inner.store);
+        let locked = self.find_and_lock(context, name).await?;
+        let (entry, store) = (&locked.entry, &self.inner.store);
         let before = entry.row();
         let change = change(&before)?;
         if let Some(Some(alias)) = &change.alias {
@@ -78,8 +78,8 @@ impl Core {
         policy: NetworkPolicy,
     ) -> Result<SandboxView, Error> {
         let used = self.open_sandbox(context, name, Scope::Sandboxes).await?;
-        let held = self.find_and_lock(context, name).await?;
-        let entry = &held.entry;
+        let locked = self.find_and_lock(context, name).await?;
+        let entry = &locked.entry;
         let network = network.unwrap_or_else(|| entry.read(|row| row.network));
         let runtime = &self.inner.runtime;
         let changed = runtime.set_network(used.id(), network, policy.clone());

@@ -44,20 +44,20 @@ impl Core {
     pub async fn create(
         &self,
         context: &RequestContext,
-        asked: NewSandbox,
+        request: NewSandbox,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
-        if let Some(alias) = &asked.alias {
+        if let Some(alias) = &request.alias {
             check_alias(alias)?;
         }
-        check_metadata(&asked.metadata)?;
-        check_timeout(&context.org, asked.lifetime.timeout)?;
+        check_metadata(&request.metadata)?;
+        check_timeout(&context.org, request.lifetime.timeout)?;
         let (core, org) = (self.clone(), context.org.clone());
         let work = async move {
-            if let Some(again) = asked.idempotency.clone() {
-                return core.create_idempotent(org, asked, again).await;
+            if let Some(idempotency) = request.idempotency.clone() {
+                return core.create_idempotent(org, request, idempotency).await;
             }
-            core.create_measured(org, asked).await
+            core.create_measured(org, request).await
         };
         run_to_completion(work).await
     }
@@ -66,7 +66,7 @@ impl Core {
     async fn create_idempotent(
         &self,
         org: Org,
-        asked: NewSandbox,
+        request: NewSandbox,
         idempotency: Idempotency,
     ) -> Result<SandboxView, Error> {
         let mut changes = self.inner.store.subscribe_changes();
@@ -78,10 +78,10 @@ impl Core {
                 .find_idempotent(&org.id, &idempotency.key)
                 .await;
             let Some((fingerprint, row)) = before.map_err(error::store)? else {
-                match self.create_measured(org.clone(), asked.clone()).await {
+                match self.create_measured(org.clone(), request.clone()).await {
                     // A concurrent create with the same key was first.
                     Err(error) if error.code == Code::IdempotencyMismatch => continue,
-                    made => return made,
+                    result => return result,
                 }
             };
             if fingerprint != idempotency.fingerprint {
@@ -99,34 +99,34 @@ impl Core {
         }
     }
 
-    async fn create_measured(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
-        let (begin, template) = (Instant::now(), asked.spec.template.clone());
-        let made = self.create_inner(org, asked).await;
+    async fn create_measured(&self, org: Org, request: NewSandbox) -> Result<SandboxView, Error> {
+        let (begin, template) = (Instant::now(), request.spec.template.clone());
+        let result = self.create_inner(org, request).await;
         let metrics = &self.inner.metrics;
-        metrics.record_create(&template, &made, begin.elapsed());
-        made
+        metrics.record_create(&template, &result, begin.elapsed());
+        result
     }
 
-    async fn create_inner(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
-        let held: Arc<Mutex<Option<LockedSandbox>>> = Arc::default();
-        let spec = asked.spec.clone();
+    async fn create_inner(&self, org: Org, request: NewSandbox) -> Result<SandboxView, Error> {
+        let locked: Arc<Mutex<Option<LockedSandbox>>> = Arc::default();
+        let spec = request.spec.clone();
         let announce: BeforeCreate = {
-            let (core, held) = (self.clone(), Arc::clone(&held));
+            let (core, locked) = (self.clone(), Arc::clone(&locked));
             let begin = Instant::now();
             Box::new(move |id| {
                 Box::pin(async move {
                     core.inner.metrics.record_queue_wait(begin.elapsed());
-                    let new = core.insert_row(id, org, asked).await?;
-                    *lock(&held) = Some(new);
+                    let new = core.insert_row(id, org, request).await?;
+                    *lock(&locked) = Some(new);
                     Ok(())
                 })
             })
         };
-        let made = self.inner.runtime.create_with_hook(spec, announce).await;
+        let result = self.inner.runtime.create_with_hook(spec, announce).await;
         // Keep the transition lock until the row has the result.
-        let held = lock(&held).take();
-        let entry = held.as_ref().map(|held| &held.entry);
-        match (made, entry) {
+        let locked = lock(&locked).take();
+        let entry = locked.as_ref().map(|locked| &locked.entry);
+        match (result, entry) {
             (Ok(info), Some(entry)) => self.mark_running(entry, info).await,
             (Ok(_), None) => Err(Error::new(
                 Code::Internal,
@@ -145,24 +145,24 @@ impl Core {
         &self,
         id: SandboxId,
         org: Org,
-        asked: NewSandbox,
+        request: NewSandbox,
     ) -> Result<LockedSandbox, Error> {
         let row = SandboxRow {
             id,
             session: SessionId::random(),
             org: org.id,
-            alias: asked.alias,
-            template: asked.spec.template,
+            alias: request.alias,
+            template: request.spec.template,
             state: SandboxState::Creating,
             reason: None,
             error: None,
-            metadata: asked.metadata,
-            limits: asked.spec.limits,
-            network: asked.spec.network,
-            policy: asked.spec.policy,
-            port_access: asked.port_access,
-            durable: asked.spec.durable,
-            lifetime: asked.lifetime,
+            metadata: request.metadata,
+            limits: request.spec.limits,
+            network: request.spec.network,
+            policy: request.spec.policy,
+            port_access: request.port_access,
+            durable: request.spec.durable,
+            lifetime: request.lifetime,
             created_at: self.now(),
             started_at: None,
             end_at: None,
@@ -171,13 +171,13 @@ impl Core {
             deleted_at: None,
         };
         let store = &self.inner.store;
-        let made = store.insert_sandbox(&row, org.max_sandboxes, asked.idempotency.as_ref());
+        let claim = store.insert_sandbox(&row, org.max_sandboxes, request.idempotency.as_ref());
         // The org was removed, and the caller's key with it, after the caller was authenticated.
-        let made = made.await.map_err(|error| match error {
+        let claim = claim.await.map_err(|error| match error {
             atoll_store::Error::OrgNotFound => keys::refused(),
             error => error::store(error),
         });
-        if made? == QuotaClaim::Exceeded {
+        if claim? == QuotaClaim::Exceeded {
             return Err(quota_exceeded(org.max_sandboxes));
         }
         Ok(self.inner.sandboxes.insert_locked(row).await)
@@ -229,8 +229,8 @@ impl Core {
         let id = entry.read(|row| row.id.clone());
         self.inner.sandboxes.remove(&id);
         written?;
-        let forgotten = self.inner.store.delete_idempotency_key(&id).await;
-        forgotten.map_err(error::store)
+        let deleted = self.inner.store.delete_idempotency_key(&id).await;
+        deleted.map_err(error::store)
     }
 }
 
@@ -242,8 +242,8 @@ impl Inner {
 
     /// Removes the row of an abandoned create.
     async fn discard_create(&self, row: &SandboxRow) -> Result<(), Error> {
-        let abandoned_creates = self.store.discard_create(row, self.clock.now()).await;
-        abandoned_creates.map_err(error::store)?;
+        let discarded = self.store.discard_create(row, self.clock.now()).await;
+        discarded.map_err(error::store)?;
         self.abandoned_creates().remove(&row.id);
         Ok(())
     }

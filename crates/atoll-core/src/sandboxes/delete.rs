@@ -28,8 +28,8 @@ impl Core {
     ) -> Result<(), Error> {
         let core = self.clone();
         run_to_completion(async move {
-            let held = core.inner.sandboxes.lock(entry).await?;
-            let entry = &held.entry;
+            let locked = core.inner.sandboxes.lock(entry).await?;
+            let entry = &locked.entry;
             let before = entry.row();
             if !mark_stopping_if(entry, &before, &precondition, reason) {
                 return Ok(());

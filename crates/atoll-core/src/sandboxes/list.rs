@@ -65,28 +65,28 @@ impl Core {
 }
 
 fn list(
-    ledger: &LiveSandboxes,
+    sandboxes: &LiveSandboxes,
     org: &OrgId,
     filter: &SandboxFilter,
     page: &PageRequest,
 ) -> SandboxList {
-    let place = |row: &SandboxRow| (row.created_at, row.id.to_string());
+    let position = |row: &SandboxRow| (row.created_at, row.id.to_string());
     let (mut rows, mut total) = (Vec::new(), 0);
-    for entry in ledger.newest(usize::MAX) {
+    for entry in sandboxes.newest(usize::MAX) {
         entry.read(|row| {
             if row.org != *org || !filter.matches(row) {
                 return;
             }
             total += 1;
             // One more row than fits shows that there is another page.
-            let before = page.cursor.as_ref().is_none_or(|end| place(row) < *end);
-            if before && rows.len() <= page.limit as usize {
+            let is_on_page = page.includes(&position(row));
+            if is_on_page && rows.len() <= page.limit as usize {
                 rows.push(row.clone());
             }
         });
     }
     SandboxList {
-        page: Page::from_lookahead(rows, page, place).map(SandboxView::from),
+        page: Page::from_lookahead(rows, page, position).map(SandboxView::from),
         total,
     }
 }
@@ -105,7 +105,7 @@ mod tests {
 
     /// Sandboxes of an org, created at times 0, 1, 2, ..., and as many of another org.
     fn filled(count: i64) -> (LiveSandboxes, OrgId) {
-        let (ledger, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
+        let (sandboxes, org, other) = (new_sandboxes(), OrgId::random(), OrgId::random());
         for number in 0..count {
             for org in [&org, &other] {
                 let mut row = row(org, &format!("web-{number}"));
@@ -117,10 +117,10 @@ mod tests {
                 if number % 5 == 0 {
                     row.state = SandboxState::Paused;
                 }
-                ledger.add(row);
+                sandboxes.add(row);
             }
         }
-        (ledger, org)
+        (sandboxes, org)
     }
 
     fn aliases(list: &SandboxList) -> Vec<&str> {
@@ -130,40 +130,43 @@ mod tests {
 
     #[test]
     fn filter_requires_all_conditions() {
-        let (ledger, org) = filled(30);
+        let (sandboxes, org) = filled(30);
         let team = |name: &str| BTreeMap::from([("team".to_owned(), name.to_owned())]);
         let everything = SandboxFilter::default();
-        let found = list(&ledger, &org, &everything, &FIRST);
+        let found = list(&sandboxes, &org, &everything, &FIRST);
         assert_eq!((found.total, found.page.items.len()), (30, 30));
         assert!(found.page.items.iter().all(|view| view.row.org == org));
         let green = SandboxFilter {
             metadata: team("green"),
             ..SandboxFilter::default()
         };
-        assert_eq!(list(&ledger, &org, &green, &FIRST).total, 10);
+        assert_eq!(list(&sandboxes, &org, &green, &FIRST).total, 10);
         let mut two = green.clone();
         two.metadata.insert("number".into(), "4".into());
-        assert_eq!(aliases(&list(&ledger, &org, &two, &FIRST)), ["web-4"]);
+        assert_eq!(aliases(&list(&sandboxes, &org, &two, &FIRST)), ["web-4"]);
         let narrow = SandboxFilter {
             state: Some(SandboxState::Paused),
             template: Some("node".into()),
             metadata: team("green"),
             text: Some("WEB-2".into()),
         };
-        assert_eq!(aliases(&list(&ledger, &org, &narrow, &FIRST)), ["web-25"]);
+        assert_eq!(
+            aliases(&list(&sandboxes, &org, &narrow, &FIRST)),
+            ["web-25"]
+        );
         for text in ["", "web", "WEB-"] {
             let part = SandboxFilter {
                 text: Some(text.into()),
                 ..SandboxFilter::default()
             };
-            assert_eq!(list(&ledger, &org, &part, &FIRST).total, 30, "{text:?}");
+            assert_eq!(list(&sandboxes, &org, &part, &FIRST).total, 30, "{text:?}");
         }
         let id = found.page.items[7].row.id.as_str()[..12].to_owned();
         let by_id = SandboxFilter {
             text: Some(id),
             ..SandboxFilter::default()
         };
-        assert_eq!(aliases(&list(&ledger, &org, &by_id, &FIRST)), ["web-22"]);
+        assert_eq!(aliases(&list(&sandboxes, &org, &by_id, &FIRST)), ["web-22"]);
         for unknown in [
             SandboxFilter {
                 template: Some("nod".into()),
@@ -174,13 +177,13 @@ mod tests {
                 ..SandboxFilter::default()
             },
         ] {
-            assert_eq!(list(&ledger, &org, &unknown, &FIRST).total, 0);
+            assert_eq!(list(&sandboxes, &org, &unknown, &FIRST).total, 0);
         }
     }
 
     #[test]
     fn pages_of_a_filtered_list_are_complete_and_disjoint() {
-        let (ledger, org) = filled(30);
+        let (sandboxes, org) = filled(30);
         let filter = SandboxFilter {
             template: Some("node".into()),
             ..SandboxFilter::default()
@@ -188,7 +191,7 @@ mod tests {
         let mut page = PageRequest { limit: 4, ..FIRST };
         let (mut seen, mut sizes) = (Vec::new(), Vec::new());
         loop {
-            let found = list(&ledger, &org, &filter, &page);
+            let found = list(&sandboxes, &org, &filter, &page);
             assert_eq!(found.total, 15);
             sizes.push(found.page.items.len());
             seen.extend(found.page.items.iter().map(|view| view.row.created_at));
@@ -202,7 +205,7 @@ mod tests {
 
     #[test]
     fn filtering_10000_sandboxes_takes_under_a_second() {
-        let (ledger, org) = filled(5_000);
+        let (sandboxes, org) = filled(5_000);
         let filter = SandboxFilter {
             metadata: BTreeMap::from([("number".into(), "17".into())]),
             text: Some("web".into()),
@@ -211,7 +214,7 @@ mod tests {
         // The shortest of several measurements, to exclude other load on the machine.
         let times = (0..20).map(|_| {
             let begin = Instant::now();
-            assert_eq!(list(&ledger, &org, &filter, &FIRST).total, 1);
+            assert_eq!(list(&sandboxes, &org, &filter, &FIRST).total, 1);
             begin.elapsed()
         });
         let best = times.min().unwrap_or_default();

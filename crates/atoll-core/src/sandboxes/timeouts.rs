@@ -59,8 +59,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         check_timeout(&context.org, timeout)?;
-        let held = self.find_and_lock(context, name).await?;
-        let entry = &held.entry;
+        let locked = self.find_and_lock(context, name).await?;
+        let entry = &locked.entry;
         let written = entry.update(&self.inner.store, |row| {
             row.lifetime.timeout = timeout;
             match row.state {
@@ -85,8 +85,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         check_timeout(&context.org, Some(seconds))?;
-        let held = self.find_and_lock(context, name).await?;
-        let entry = &held.entry;
+        let locked = self.find_and_lock(context, name).await?;
+        let entry = &locked.entry;
         let row = entry.row();
         let end = || self.now() + microseconds(seconds);
         if row.end_at.is_none_or(|before| before >= end()) {

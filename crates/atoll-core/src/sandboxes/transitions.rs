@@ -77,8 +77,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
-            let held = core.inner.sandboxes.lock(entry).await?;
-            core.stop_locked(&held, precondition, reason).await
+            let locked = core.inner.sandboxes.lock(entry).await?;
+            core.stop_locked(&locked, precondition, reason).await
         })
         .await
     }
@@ -86,11 +86,11 @@ impl Core {
     /// Like [`Self::stop_when`], for a caller that holds the lock.
     pub(crate) async fn stop_locked(
         &self,
-        held: &LockedSandbox,
+        locked: &LockedSandbox,
         precondition: Precondition,
         reason: Option<StopReason>,
     ) -> Result<SandboxView, Error> {
-        let (entry, store) = (&held.entry, &self.inner.store);
+        let (entry, store) = (&locked.entry, &self.inner.store);
         let before = entry.row();
         if before.state.next(Transition::Stop)? == SandboxState::Stopped
             || !mark_stopping_if(entry, &before, &precondition, reason)
@@ -147,19 +147,19 @@ impl Core {
         let core = self.clone();
         run_to_completion(async move {
             // Wait for a stop in progress.
-            let held = core
+            let locked = core
                 .inner
                 .sandboxes
                 .lock_within(entry, STOP_WAIT_TIMEOUT)
                 .await?;
-            core.start_locked(&held).await
+            core.start_locked(&locked).await
         })
         .await
     }
 
     /// Like [`Self::start_live`], for a caller that holds the lock.
-    pub(crate) async fn start_locked(&self, held: &LockedSandbox) -> Result<SandboxView, Error> {
-        let entry = &held.entry;
+    pub(crate) async fn start_locked(&self, locked: &LockedSandbox) -> Result<SandboxView, Error> {
+        let entry = &locked.entry;
         let row = entry.row();
         if row.state.next(Transition::Start)? == SandboxState::Running {
             return Ok(row.into());
@@ -226,8 +226,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
-            let held = core.inner.sandboxes.lock(entry).await?;
-            core.pause_locked(&held, precondition).await
+            let locked = core.inner.sandboxes.lock(entry).await?;
+            core.pause_locked(&locked, precondition).await
         })
         .await
     }
@@ -235,10 +235,10 @@ impl Core {
     /// Like [`Self::pause_when`], for a caller that holds the lock.
     pub(crate) async fn pause_locked(
         &self,
-        held: &LockedSandbox,
+        locked: &LockedSandbox,
         precondition: Precondition,
     ) -> Result<SandboxView, Error> {
-        let entry = &held.entry;
+        let entry = &locked.entry;
         let row = entry.row();
         row.state.next(Transition::Pause)?;
         if !precondition(&row, entry) {
@@ -287,8 +287,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         let (core, entry) = (self.clone(), Arc::clone(entry));
         run_to_completion(async move {
-            let held = core.inner.sandboxes.lock(entry).await?;
-            core.resume_locked(&held, timeout).await
+            let locked = core.inner.sandboxes.lock(entry).await?;
+            core.resume_locked(&locked, timeout).await
         })
         .await
     }
@@ -296,10 +296,10 @@ impl Core {
     /// Like [`Self::resume_live`], for a caller that holds the lock.
     pub(crate) async fn resume_locked(
         &self,
-        held: &LockedSandbox,
+        locked: &LockedSandbox,
         timeout: Option<Option<u32>>,
     ) -> Result<SandboxView, Error> {
-        let entry = &held.entry;
+        let entry = &locked.entry;
         let row = entry.row();
         row.state.next(Transition::Resume)?;
         if row.state == SandboxState::Running && timeout.is_none() {

@@ -1,4 +1,4 @@
-//! Journals, and what is carried from them.
+//! Tests of journals and of the `commands` table.
 
 use atoll_model::{
     CommandKind, CommandRow, ExecId, ExecStatus, PageRequest, SandboxState, SessionId,
@@ -41,7 +41,7 @@ const ALL: PageRequest = PageRequest {
 };
 
 #[tokio::test]
-async fn a_journal_tells_once_what_nobody_else_has() {
+async fn journal_returns_unsynced_rows_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.db");
     let mut journal = Journal::open(&path).await.unwrap();
@@ -49,23 +49,23 @@ async fn a_journal_tells_once_what_nobody_else_has() {
     journal.write(&[one.clone(), two.clone()]).await.unwrap();
     journal.close().await.unwrap();
     let mut journal = Journal::open(&path).await.unwrap();
-    let events = journal.unsynced(100).await.unwrap();
-    assert_eq!(events, [one.clone(), two.clone()]);
-    // It ends between being events and being taken.
+    let unsynced = journal.unsynced(100).await.unwrap();
+    assert_eq!(unsynced, [one.clone(), two.clone()]);
+    // The command ends after it was read and before it is marked as synced.
     journal.write(&[ended(&one, 3)]).await.unwrap();
-    journal.mark_synced(&events).await.unwrap();
-    let events = journal.unsynced(100).await.unwrap();
-    assert_eq!(events, [ended(&one, 3)]);
-    // An end stays, whatever is said later.
+    journal.mark_synced(&unsynced).await.unwrap();
+    let unsynced = journal.unsynced(100).await.unwrap();
+    assert_eq!(unsynced, [ended(&one, 3)]);
+    // A recorded end is not overwritten.
     journal.write(&[one.clone(), ended(&one, 9)]).await.unwrap();
     assert_eq!(journal.unsynced(100).await.unwrap(), [ended(&one, 3)]);
-    journal.mark_synced(&events).await.unwrap();
+    journal.mark_synced(&unsynced).await.unwrap();
     assert_eq!(journal.unsynced(100).await.unwrap(), []);
     journal.close().await.unwrap();
 }
 
-/// More than go with one statement, with everything a row can have.
-fn odd_ones() -> Vec<CommandRow> {
+/// More rows than fit in one statement, with all kinds of values.
+fn unusual_rows() -> Vec<CommandRow> {
     let texts = [
         "",
         "a\0b",
@@ -102,8 +102,8 @@ fn odd_ones() -> Vec<CommandRow> {
 }
 
 #[tokio::test]
-async fn rows_written_together_come_back_exactly() {
-    let rows = odd_ones();
+async fn batch_of_rows_round_trips() {
+    let rows = unusual_rows();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.db");
     let mut journal = Journal::open(&path).await.unwrap();
@@ -111,7 +111,7 @@ async fn rows_written_together_come_back_exactly() {
     assert_eq!(journal.unsynced(1000).await.unwrap(), rows);
     journal.mark_synced(&rows[..300]).await.unwrap();
     assert_eq!(journal.unsynced(1000).await.unwrap(), rows[300..]);
-    // What was events as running, and ends then, is events again; nothing else is.
+    // A command that was synced while it ran becomes unsynced by its end; other rows do not.
     let (all, one) = (&rows[..300], ended(&rows[5], 3));
     journal
         .write(&[all, std::slice::from_ref(&one)].concat())
@@ -138,7 +138,7 @@ async fn rows_written_together_come_back_exactly() {
 }
 
 #[tokio::test]
-async fn a_journal_keeps_only_some_of_what_others_have() {
+async fn pruned_journal_does_not_grow() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.db");
     let mut journal = Journal::open(&path).await.unwrap();
@@ -158,7 +158,7 @@ async fn a_journal_keeps_only_some_of_what_others_have() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_journal_is_called_damaged() {
+async fn invalid_journal_file_is_corrupt() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.db");
     for bytes in [vec![b'x'; 9000], b"SQLite format 3\0".repeat(600)] {
@@ -166,14 +166,14 @@ async fn a_file_that_is_no_journal_is_called_damaged() {
         let error = Journal::open(&path).await.unwrap_err();
         assert!(error.is_corrupt(), "{error:?}");
     }
-    // A place where there can be none is something else.
+    // A missing directory is another error.
     let nowhere = directory.path().join("no/journal.db");
     let error = Journal::open(&nowhere).await.unwrap_err();
     assert!(!error.is_corrupt() && !error.is_disk_full(), "{error:?}");
 }
 
 #[tokio::test]
-async fn commands_are_kept_once_and_paged_newest_first() {
+async fn upserted_commands_are_unique_and_paged_newest_first() {
     let (_directory, store) = store().await;
     let session = SessionId::random();
     let mut rows: Vec<CommandRow> = (0..10).map(|at| command(at / 3)).collect();
@@ -181,7 +181,7 @@ async fn commands_are_kept_once_and_paged_newest_first() {
     for row in &mut rows {
         *row = ended(row, 1);
     }
-    // Said twice, and once as they were before.
+    // Written twice, and once in their former state.
     store.upsert_commands(&session, &rows).await.unwrap();
     store.upsert_commands(&session, &rows).await.unwrap();
     let begun = CommandRow {
@@ -210,7 +210,7 @@ async fn commands_are_kept_once_and_paged_newest_first() {
 }
 
 #[tokio::test]
-async fn old_history_goes_a_few_rows_at_a_time() {
+async fn old_history_is_pruned_in_batches() {
     let (_directory, store) = store().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
@@ -237,7 +237,7 @@ async fn old_history_goes_a_few_rows_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_page_of_one_state_is_disk_full() {
+async fn page_of_one_state_is_full() {
     let (_directory, store) = store().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();

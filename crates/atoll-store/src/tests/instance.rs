@@ -1,4 +1,4 @@
-//! Inspection of a database before anything is changed.
+//! Tests of the inspection of a database.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,7 +9,7 @@ use super::store;
 use crate::{DatabaseFile, Error, Identity, Store, inspect};
 
 #[tokio::test]
-async fn a_missing_and_an_empty_database_are_events_apart_and_left_alone() {
+async fn missing_and_empty_databases_are_distinguished() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("atoll.db");
     assert_eq!(inspect(&path).await.unwrap(), DatabaseFile::Missing);
@@ -25,7 +25,7 @@ async fn a_missing_and_an_empty_database_are_events_apart_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_database_knows_its_instance_and_is_not_changed_by_a_look() {
+async fn inspect_reads_the_instance_without_changes() {
     let (directory, store) = store().await;
     let path = directory.path().join("atoll.db");
     let unknown = DatabaseFile::Database(Identity::default());
@@ -38,7 +38,7 @@ async fn a_database_knows_its_instance_and_is_not_changed_by_a_look() {
         clock: None,
         sandboxes: HashSet::new(),
     });
-    // While it is only in the log, and when it is in the file.
+    // While it is only in the write-ahead log, and when it is in the file.
     assert_eq!(inspect(&path).await.unwrap(), known);
     store.close().await;
     let files = || {
@@ -53,7 +53,7 @@ async fn a_database_knows_its_instance_and_is_not_changed_by_a_look() {
 }
 
 #[tokio::test]
-async fn a_database_of_a_newer_version_or_another_program_is_refused() {
+async fn newer_or_foreign_database_is_rejected() {
     let (directory, store) = store().await;
     let path = directory.path().join("atoll.db");
     let later = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \

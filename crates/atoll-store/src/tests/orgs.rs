@@ -42,10 +42,10 @@ async fn events(store: &Store, org: &OrgId) -> usize {
 }
 
 #[tokio::test]
-async fn an_org_without_sandboxes_is_removed_with_all_that_was_its_own() {
+async fn removed_org_leaves_no_rows() {
     let (_directory, store) = store().await;
     let (mut one, other) = (org("one"), org("other"));
-    let again = Idempotency {
+    let idempotency = Idempotency {
         key: "k".into(),
         fingerprint: "f".into(),
     };
@@ -54,7 +54,9 @@ async fn an_org_without_sandboxes_is_removed_with_all_that_was_its_own() {
         store.insert_org(org).await.unwrap();
         assert!(store.insert_key(&key(org, digits), 9).await.unwrap());
         let sandbox = row(org, 1);
-        let made = store.insert_sandbox(&sandbox, None, Some(&again)).await;
+        let made = store
+            .insert_sandbox(&sandbox, None, Some(&idempotency))
+            .await;
         made.unwrap();
         let rows = [command()];
         store
@@ -88,7 +90,7 @@ async fn an_org_without_sandboxes_is_removed_with_all_that_was_its_own() {
     assert_eq!(kept(&sandboxes[0]).await, (1, 1));
     assert!(store.key_by_hash(&"bb".repeat(32)).await.unwrap().is_some());
 
-    // Nothing can be added to it, and its name is free.
+    // Later inserts for the org fail, and its name is free.
     let late = store.insert_sandbox(&row(&one, 3), None, None).await;
     assert!(matches!(late, Err(Error::OrgNotFound)), "{late:?}");
     let late = store.insert_key(&key(&one, "cc"), 9).await;
@@ -100,7 +102,7 @@ async fn an_org_without_sandboxes_is_removed_with_all_that_was_its_own() {
 }
 
 #[tokio::test]
-async fn a_create_and_the_removal_of_its_org_exclude_each_other() {
+async fn create_and_removal_of_its_org_exclude_each_other() {
     let (_directory, store) = store().await;
     for number in 0..50 {
         let org = org(&format!("org {number}"));
