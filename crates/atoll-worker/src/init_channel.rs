@@ -53,7 +53,7 @@ impl Drop for InitChannel {
 impl InitChannel {
     /// For a PID 1 that is not ready yet.
     pub(crate) fn new(channel: Channel<ToInit, FromInit>) -> Result<Self, Error> {
-        Self::with(channel, Pending::default(), None)
+        Self::from_channel(channel, Pending::default(), None)
     }
 
     /// For a PID 1 of an earlier server. `execs` are the request ids of execs that were running,
@@ -77,14 +77,14 @@ impl InitChannel {
             pending.ends.insert(request, end);
             expected.insert(request, ended);
         }
-        let init = Self::with(channel, pending, Some(Ok(())))?;
+        let init = Self::from_channel(channel, pending, Some(Ok(())))?;
         init.try_send(&ToInit::Report {
             number: report_number,
         });
         Ok((init, expected))
     }
 
-    fn with(
+    fn from_channel(
         channel: Channel<ToInit, FromInit>,
         pending: Pending,
         ready: Option<Result<(), Error>>,

@@ -28,7 +28,7 @@ pub use registry::DataLock;
 use registry::{read_tag, register, register_persistent};
 
 /// Directory that all instances of a host share.
-const SHARED: &str = "/run/atoll";
+const HOST_STATE_DIRECTORY: &str = "/run/atoll";
 
 /// A live instance.
 #[derive(Debug)]
@@ -63,7 +63,8 @@ impl Instance {
             private_directory(&directory.join(part))?;
         }
         set_topdir_hint(&directory.join("sandboxes"));
-        let ranges = Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?;
+        let ranges = Ranges::open(&Path::new(HOST_STATE_DIRECTORY).join("ids"))
+            .map_err(|error| jail(&error))?;
         let cgroups = InstanceCgroup::create(facts, &tag, sandbox_memory(facts.memory))
             .map_err(|error| jail(&error))?;
         let backend = match storage::open(storage, &directory, facts) {
@@ -116,7 +117,8 @@ impl Instance {
             // Without a keeper no sandbox lives; only empty control groups may be left.
             let leftover = InstanceCgroup::of(facts, &tag).and_then(|tree| tree.destroy());
             leftover.map_err(|error| jail(&error))?;
-            Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?
+            Ranges::open(&Path::new(HOST_STATE_DIRECTORY).join("ids"))
+                .map_err(|error| jail(&error))?
         };
         let cgroups = InstanceCgroup::create(facts, &tag, sandbox_memory(facts.memory))
             .map_err(|error| jail(&error))?;

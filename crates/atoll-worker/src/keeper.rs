@@ -90,10 +90,10 @@ impl Keeper {
     ) -> Result<Self, Error> {
         let (channel, child) =
             atoll_jail::keeper::start(binary, tag, listener, held).map_err(|error| jail(&error))?;
-        Self::with(channel, Some(child), Pending::default())
+        Self::from_channel(channel, Some(child), Pending::default())
     }
 
-    fn with(
+    fn from_channel(
         channel: Channel<ToKeeper, FromKeeper>,
         child: Option<Child>,
         pending: Pending,

@@ -36,7 +36,7 @@ pub(crate) fn directory(data: &Path) -> PathBuf {
 }
 
 /// The orphans of a data directory, oldest first.
-pub fn all(data: &Path) -> Vec<Orphan> {
+pub fn list(data: &Path) -> Vec<Orphan> {
     let entries = fs::read_dir(directory(data))
         .into_iter()
         .flatten()
@@ -87,7 +87,7 @@ impl LocalRuntime {
 }
 
 fn remove(data: &Path, before: i64, storage: &dyn StorageBackend) {
-    for orphan in all(data) {
+    for orphan in list(data) {
         if orphan.orphaned_at < before && storage.remove(&orphan.id).is_ok() {
             let _ = remove_directory(&orphan.directory);
         }

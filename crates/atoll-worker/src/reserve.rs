@@ -46,7 +46,7 @@ impl Admission {
 
     /// Fails if only the reserve is left. `data` is a directory on the sandboxes' file system.
     pub(crate) fn check(&self, data: &Path) -> Result<(), Error> {
-        let mut space = DiskSpace::of(data)?;
+        let mut space = DiskSpace::for_path(data)?;
         space.reserve = self.disk.unwrap_or(space.reserve);
         space.require(data)?;
         let Some(free) = self.free_memory() else {

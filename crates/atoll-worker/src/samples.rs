@@ -41,14 +41,14 @@ struct StoredSample {
     pids: u32,
 }
 
-const PAGE: u64 = 4096;
+const PAGE_BYTES: u64 = 4096;
 
 fn pages(bytes: u64) -> u32 {
-    u32::try_from(bytes.div_ceil(PAGE)).unwrap_or(u32::MAX)
+    u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
 }
 
 fn bytes(pages: u32) -> Bytes {
-    Bytes(u64::from(pages) * PAGE)
+    Bytes(u64::from(pages) * PAGE_BYTES)
 }
 
 /// The samples of one sandbox.

@@ -181,7 +181,7 @@ pub struct DiskSpace {
 
 impl DiskSpace {
     /// Space of the file system that contains `path`.
-    pub fn of(path: &Path) -> Result<Self, Error> {
+    pub fn for_path(path: &Path) -> Result<Self, Error> {
         let found = rustix::fs::statvfs(path)
             .map_err(|error| host_file_error("examine the disk of", path, &error.into()))?;
         let size = found.f_blocks * found.f_frsize;

@@ -63,7 +63,7 @@ pub fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
 
 /// Removes everything below `dir`, not `dir` itself.
 pub fn remove_contents(dir: BorrowedFd<'_>) -> io::Result<()> {
-    let top = rustix::fs::openat(dir, c".", DIRECTORY, Mode::empty())?;
+    let top = rustix::fs::openat(dir, c".", OPEN_DIRECTORY, Mode::empty())?;
     let mut walk = Walk::new(top)?;
     let mut retries = 0;
     let remaining = remove_entries(walk.here.as_fd())?;
@@ -103,7 +103,7 @@ pub fn usage_while(
     usage: &mut Usage,
     more: impl Fn(&Usage) -> bool,
 ) -> io::Result<bool> {
-    let top = rustix::fs::openat(dir, c".", DIRECTORY, Mode::empty())?;
+    let top = rustix::fs::openat(dir, c".", OPEN_DIRECTORY, Mode::empty())?;
     let mut seen = HashSet::new();
     let mut walk = Walk::new(top)?;
     let directories = measure_directory(walk.here.as_fd(), usage, &mut seen, &more)?;
@@ -121,7 +121,7 @@ pub fn usage_while(
     Ok(false)
 }
 
-const DIRECTORY: OFlags = OFlags::RDONLY
+const OPEN_DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC)
@@ -130,7 +130,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 /// Opens a subdirectory by its name; a symlink or another mount is an error.
 fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV | ResolveFlags::BENEATH;
-    rustix::fs::openat2(parent, name, DIRECTORY, Mode::empty(), resolve)
+    rustix::fs::openat2(parent, name, OPEN_DIRECTORY, Mode::empty(), resolve)
 }
 
 /// Unlinks all files and removes empty directories; returns the remaining directories.
@@ -276,7 +276,7 @@ impl Walk {
             let Some(parent) = self.levels.last() else {
                 return Ok(None);
             };
-            let above = rustix::fs::openat(&self.here, c"..", DIRECTORY, Mode::empty())?;
+            let above = rustix::fs::openat(&self.here, c"..", OPEN_DIRECTORY, Mode::empty())?;
             if id_of(&above)? != parent.id {
                 return Err(io::Error::other("the tree was moved while it was walked"));
             }

@@ -94,7 +94,7 @@ impl Budget {
 
     /// Measures the free disk space.
     pub(super) fn refresh_disk_space(&self) {
-        let low_disk = DiskSpace::of(&self.directory).is_ok_and(|space| {
+        let low_disk = DiskSpace::for_path(&self.directory).is_ok_and(|space| {
             let reserve = self.retention.reserve.unwrap_or(space.reserve);
             // tmpfs without a size limit reports 0.
             space.size > Bytes(0) && space.free <= reserve

@@ -42,7 +42,7 @@ pub struct RunStatus {
 
 impl NamedRun {
     /// The run with this name; it need not exist.
-    pub fn of(data: &Path, name: &RunName) -> Self {
+    pub fn new(data: &Path, name: &RunName) -> Self {
         Self {
             name: name.clone(),
             directory: data.join(DIRECTORY).join(name.as_str()),
@@ -86,11 +86,11 @@ impl NamedRun {
 }
 
 /// All named runs of a data directory, by name.
-pub fn all(data: &Path) -> Vec<NamedRun> {
+pub fn list(data: &Path) -> Vec<NamedRun> {
     let entries = fs::read_dir(data.join(DIRECTORY)).into_iter().flatten();
     let names = entries.flatten().filter_map(|entry| {
         let name: RunName = entry.file_name().to_str()?.parse().ok()?;
-        Some(NamedRun::of(data, &name))
+        Some(NamedRun::new(data, &name))
     });
     let mut all: Vec<NamedRun> = names.collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use atoll_model::{Code, Error};
 
-use super::{SHARED, data_directory, private_directory};
+use super::{HOST_STATE_DIRECTORY, data_directory, private_directory};
 use crate::error::host_file_error;
 
 /// Time for a keeper that is exiting to release its lock.
@@ -16,13 +16,13 @@ const KEEPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Directory in which all instances of this host are registered.
 pub(super) fn path() -> PathBuf {
-    Path::new(SHARED).join("instances")
+    Path::new(HOST_STATE_DIRECTORY).join("instances")
 }
 
 /// The same, created if it is absent.
 pub(super) fn open() -> Result<PathBuf, Error> {
     let registry = path();
-    private_directory(Path::new(SHARED))?;
+    private_directory(Path::new(HOST_STATE_DIRECTORY))?;
     private_directory(&registry)?;
     Ok(registry)
 }

@@ -210,7 +210,7 @@ impl Inventory {
         }
         rustix::io::ioctl_fionbio(&channel, true)
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
-        let keeper = Arc::new(Keeper::with(channel, None, pending)?);
+        let keeper = Arc::new(Keeper::from_channel(channel, None, pending)?);
         self.sandboxes.extend(
             found
                 .into_iter()

@@ -81,9 +81,9 @@ impl LocalRuntime {
             let found = found.remove(id.as_str());
             let is_warm = matches!(&record, Some(Ok(record)) if record.is_pooled);
             match record {
-                // A power cut undid its last record. The control plane recovers it.
+                // A power failure undid its last record. The control plane recovers it.
                 _ if acknowledged.contains(&id) && (is_warm || record.is_none()) => {
-                    self.move_corrupt_to_orphaned(&id, &path);
+                    self.orphan_files(&id, &path);
                 }
                 Some(Ok(record)) => {
                     unacknowledged.extend(self.adopt_one(
@@ -95,7 +95,7 @@ impl LocalRuntime {
                 }
                 // Its create never finished.
                 None => unacknowledged.push(self.discard_unacknowledged(id, &path, found)),
-                Some(Err(CorruptRecord)) => self.move_corrupt_to_orphaned(&id, &path),
+                Some(Err(CorruptRecord)) => self.orphan_files(&id, &path),
             }
         }
         // Processes without a directory were never acknowledged.
@@ -226,8 +226,8 @@ impl LocalRuntime {
         self.shared.authorities.sweep(&used);
     }
 
-    /// Moves a sandbox with a corrupt record to `orphaned/`. If that fails, it stays as it is.
-    fn move_corrupt_to_orphaned(&self, id: &SandboxId, path: &Path) {
+    /// Moves the files of a sandbox with a corrupt or lost record to `orphaned/`. If that fails, it stays as it is.
+    fn orphan_files(&self, id: &SandboxId, path: &Path) {
         crate::orphans::write_marker(path);
         let orphaned = crate::orphans::directory(&self.shared.instance.directory);
         if fs::rename(path, orphaned.join(id.as_str())).is_ok() {

@@ -147,7 +147,7 @@ fn has_network(info: &SandboxInfo) -> Result<(), Error> {
         Network::None => Err(Error::invalid(
             "policy",
             "a policy needs the network internet, and this sandbox has no network",
-            "make a sandbox with the network internet",
+            "create a sandbox with the network internet",
         )),
     }
 }

@@ -40,7 +40,7 @@ impl LocalRuntime {
         let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
         run_blocking(move || {
             let path = shared.templates.path();
-            let space = DiskSpace::of(path)?;
+            let space = DiskSpace::for_path(path)?;
             space.require(path)?;
             let max_bytes = options.max_bytes.min(space.available().0);
             let options = TemplateOptions {

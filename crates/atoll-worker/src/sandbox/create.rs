@@ -53,7 +53,7 @@ impl Sandbox {
                 ids,
                 spec,
                 template,
-                Origin::of(is_pooled),
+                Origin::for_create(is_pooled),
             );
             let allowed = before_create(id).await;
             return match allowed.and(planned) {
@@ -64,7 +64,7 @@ impl Sandbox {
                 }
             };
         }
-        let (id, origin) = (SandboxId::random(), Origin::of(is_pooled));
+        let (id, origin) = (SandboxId::random(), Origin::for_create(is_pooled));
         before_create(id.clone()).await?;
         Self::build(shared, id, spec, template, origin, begin).await
     }

@@ -37,7 +37,7 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    pub(super) fn of(is_pooled: bool) -> Self {
+    pub(super) fn for_create(is_pooled: bool) -> Self {
         if is_pooled { Self::Pool } else { Self::Request }
     }
 }

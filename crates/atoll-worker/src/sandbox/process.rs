@@ -62,7 +62,8 @@ impl Process {
                 let all = Arc::clone(shared);
                 let cleanup = async move {
                     let _ =
-                        retry_while_out_of_fds(&all, || with(&group, SandboxCgroup::remove)).await;
+                        retry_while_out_of_fds(&all, || with_group(&group, SandboxCgroup::remove))
+                            .await;
                 };
                 spawn_cleanup(shared, cleanup).await;
                 Err(error)
@@ -98,14 +99,16 @@ impl Process {
 
     /// Kills it and removes its control group.
     pub(super) async fn discard(mut self, shared: &RuntimeState) {
-        let _ = retry_while_out_of_fds(shared, || with(&self.group, SandboxCgroup::kill)).await;
+        let _ =
+            retry_while_out_of_fds(shared, || with_group(&self.group, SandboxCgroup::kill)).await;
         let _ = self.pid1.exit_status.wait_for(Option::is_some).await;
-        let _ = retry_while_out_of_fds(shared, || with(&self.group, SandboxCgroup::remove)).await;
+        let _ =
+            retry_while_out_of_fds(shared, || with_group(&self.group, SandboxCgroup::remove)).await;
     }
 }
 
 /// Runs blocking work with a control group.
-async fn with(
+async fn with_group(
     group: &SandboxCgroup,
     work: impl FnOnce(&SandboxCgroup) -> Result<(), atoll_jail::Error> + Send + 'static,
 ) -> Result<(), Error> {

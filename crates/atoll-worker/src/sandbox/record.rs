@@ -13,9 +13,9 @@ use crate::authorities::LayerRecord;
 use crate::error::{host_file_error, internal};
 use crate::syncer::create_private;
 
-const NAME: &str = "record.json";
+const RECORD_FILE: &str = "record.json";
 /// Hard link to the last record that was synced.
-const SYNCED: &str = "record.synced";
+const SYNCED_FILE: &str = "record.synced";
 
 /// A sandbox's record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -84,7 +84,10 @@ impl Record {
     /// Writes it to a directory, atomically.
     pub(crate) fn write(&self, directory: &Path) -> Result<(), Error> {
         let text = serde_json::to_vec(self).map_err(|error| internal("write a record", &error))?;
-        let (new, path) = (directory.join("record.json.new"), directory.join(NAME));
+        let (new, path) = (
+            directory.join("record.json.new"),
+            directory.join(RECORD_FILE),
+        );
         // Variables may be secrets, and a file of an earlier version may have a wider mode.
         let _ = fs::remove_file(&new);
         let written = create_private(&new).and_then(|mut file| file.write_all(&text));
@@ -95,10 +98,13 @@ impl Record {
     /// Links the record that was just synced to a second name: after a power failure the file that
     /// replaces it may be empty.
     pub(crate) fn keep_synced(directory: &Path) -> Result<(), Error> {
-        let (new, path) = (directory.join("record.synced.new"), directory.join(SYNCED));
+        let (new, path) = (
+            directory.join("record.synced.new"),
+            directory.join(SYNCED_FILE),
+        );
         let _ = fs::remove_file(&new);
         let linked =
-            fs::hard_link(directory.join(NAME), &new).and_then(|()| fs::rename(&new, &path));
+            fs::hard_link(directory.join(RECORD_FILE), &new).and_then(|()| fs::rename(&new, &path));
         match linked {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(host_file_error("write", &path, &error))
@@ -109,14 +115,14 @@ impl Record {
 
     /// Removes it: a sandbox without a record was never acknowledged to a caller.
     pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
-        let path = directory.join(NAME);
+        let path = directory.join(RECORD_FILE);
         fs::remove_file(&path).map_err(|error| host_file_error("remove", &path, &error))
     }
 
     /// Reads it; `None` if there is none. A corrupt one is replaced by the last synced one.
     pub(crate) fn read(directory: &Path) -> Result<Option<Self>, RecordError> {
-        match Self::read_file(&directory.join(NAME)) {
-            Err(RecordError::Corrupt) => match Self::read_file(&directory.join(SYNCED)) {
+        match Self::read_file(&directory.join(RECORD_FILE)) {
+            Err(RecordError::Corrupt) => match Self::read_file(&directory.join(SYNCED_FILE)) {
                 Ok(Some(record)) => Ok(Some(record)),
                 _ => Err(RecordError::Corrupt),
             },

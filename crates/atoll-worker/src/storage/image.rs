@@ -148,7 +148,7 @@ impl Image {
 
 /// Creates the image file, atomically.
 fn create_image(directory: &Path, file: &Path) -> Result<(), Error> {
-    let space = DiskSpace::of(directory)?;
+    let space = DiskSpace::for_path(directory)?;
     space.require(directory)?;
     let size = space.available().0 & !0xfffff;
     if size < MIN_IMAGE_BYTES {
@@ -247,7 +247,7 @@ impl MountedFs {
     /// Limits all sandboxes together to what the host has free. Writes that are not accounted yet
     /// already use space on the host, so the limit is never too high.
     fn set_ceiling(&self, directory: &Path, last: u64) -> u64 {
-        let Ok(space) = DiskSpace::of(directory) else {
+        let Ok(space) = DiskSpace::for_path(directory) else {
             return last;
         };
         let available = space.available().0;

@@ -49,7 +49,7 @@ pub struct SandboxUsage {
 pub fn measure(data: &Path) -> Result<StorageUsage, Error> {
     let mut usage_report = StorageUsage {
         sandboxes: Vec::new(),
-        host: DiskSpace::of(data)?,
+        host: DiskSpace::for_path(data)?,
         images: Bytes(0),
     };
     usage_report.add("server", data, &data.join("sandboxes"));
@@ -61,7 +61,7 @@ pub fn measure(data: &Path) -> Result<StorageUsage, Error> {
             .into_owned();
         usage_report.add(&tag, &run, &run.join("sandboxes"));
     }
-    for run in crate::instance::named::all(data) {
+    for run in crate::instance::named::list(data) {
         usage_report.add(
             run.name.as_str(),
             &run.directory,

@@ -17,7 +17,7 @@ fn nest(path: &Path, name: &str, levels: usize) {
     let mut here = OwnedFd::from(open(path));
     for level in 0..levels {
         rustix::fs::mkdirat(&here, name, Mode::from(0o755)).unwrap();
-        here = rustix::fs::openat(&here, name, DIRECTORY, Mode::empty()).unwrap();
+        here = rustix::fs::openat(&here, name, OPEN_DIRECTORY, Mode::empty()).unwrap();
         if level % 100 == 0 {
             rustix::fs::openat(
                 &here,

@@ -156,7 +156,7 @@ mod tests {
         sandboxes.extend((0..112).map(|_| line("server", true)));
         let survey = StorageUsage {
             sandboxes,
-            host: DiskSpace::of(std::path::Path::new("/")).unwrap(),
+            host: DiskSpace::for_path(std::path::Path::new("/")).unwrap(),
             images: Bytes(0),
         };
         let rows = pools(&survey);

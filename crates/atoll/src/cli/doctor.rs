@@ -237,7 +237,7 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
     };
     let data = config.data.display();
     let mut checks = Vec::new();
-    if let Ok(space) = DiskSpace::of(nearest(&config.data)) {
+    if let Ok(space) = DiskSpace::for_path(nearest(&config.data)) {
         let DiskSpace { free, reserve, .. } = space;
         let enough = space.available() >= Bytes(1 << 30);
         let remedy = format!("free some space for {data}, or set ATOLL_DATA_DIR");
@@ -332,7 +332,7 @@ fn database(config: &Config) -> Vec<Check> {
 
 /// Sandboxes that nobody knows of any more, if there are some.
 fn set_aside(config: &Config) -> Option<Check> {
-    let all = orphans::all(&config.data);
+    let all = orphans::list(&config.data);
     let oldest = all.first()?;
     let day = Duration::from_hours(24).as_micros() as i64;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -114,7 +114,7 @@ impl Ls {
 
 async fn runs(config: &Config) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
-    for place in named::all(&config.data) {
+    for place in named::list(&config.data) {
         lines.extend(look(&place, config).await);
     }
     Ok(lines)

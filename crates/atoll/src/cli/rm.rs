@@ -95,7 +95,7 @@ impl Rm {
 /// The named run of this machine.
 pub(crate) fn find_run(name: &str, config: &Config) -> Option<NamedRun> {
     let name: RunName = name.parse().ok()?;
-    let place = NamedRun::of(&config.data, &name);
+    let place = NamedRun::new(&config.data, &name);
     place.inspect().map(|_| place)
 }
 

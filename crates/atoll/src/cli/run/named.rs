@@ -94,7 +94,7 @@ impl Asked {
 impl Run {
     /// Runs the command under a name, or attaches to it.
     pub(super) async fn named(&self, name: &RunName, config: &Config) -> Result<u8, Error> {
-        let place = NamedRun::of(&config.data, name);
+        let place = NamedRun::new(&config.data, name);
         let spec = self.sandbox();
         let exec = self.exec()?.tag(TAG);
         spec.check_network()?;

@@ -34,7 +34,7 @@ fn leave(disk: &Path, bytes: u64) -> PathBuf {
         .write(true)
         .open(&path)
         .unwrap();
-    let free = DiskSpace::of(disk).unwrap().free.0;
+    let free = DiskSpace::for_path(disk).unwrap().free.0;
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - bytes).unwrap();
     path
 }
@@ -108,7 +108,7 @@ async fn sandboxes_that_run_can_be_deleted_on_a_full_disk() {
     assert!(no_room(&shell(&world, &id, "cat /dev/zero > ~/big").await));
     world.runtime.delete(&id).await.unwrap();
     wait_for("the room to come back", DEADLINE, || {
-        DiskSpace::of(disk.path()).unwrap().available().0 > 500 * MIB
+        DiskSpace::for_path(disk.path()).unwrap().available().0 > 500 * MIB
     });
     let id = world.create().await;
     said(&shell(&world, &id, "echo fine").await);
@@ -151,7 +151,7 @@ async fn sandboxes_on_an_image_leave_the_hosts_reserve_alone() {
         )
         .await,
     );
-    let reserve = DiskSpace::of(disk.path()).unwrap().reserve.0;
+    let reserve = DiskSpace::for_path(disk.path()).unwrap().reserve.0;
     // Somebody else takes all but the reserve and a little.
     let filler = leave(disk.path(), reserve + 100 * MIB);
     let top = data(disk.path()).join("runs").join(world.runtime.tag());
@@ -162,7 +162,7 @@ async fn sandboxes_on_an_image_leave_the_hosts_reserve_alone() {
     assert!(no_room(
         &shell(&world, &other, "cat /dev/zero > ~/big").await
     ));
-    let space = DiskSpace::of(disk.path()).unwrap();
+    let space = DiskSpace::for_path(disk.path()).unwrap();
     // Metadata of the image is beside what sandboxes are counted for.
     assert!(space.free.0 > reserve - 64 * MIB, "{space:?}");
     said(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);

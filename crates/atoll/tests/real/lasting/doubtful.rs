@@ -147,7 +147,7 @@ async fn what_nobody_knows_is_kept_for_a_week() {
             runtime.move_to_orphaned(id).await.unwrap();
             assert!(runtime.get(id).is_err());
         }
-        let all = || orphans::all(&place.data());
+        let all = || orphans::list(&place.data());
         assert_eq!(all().len(), 2, "{storage}");
         let week = orphans::RETENTION.as_micros() as i64;
         let old = all()[0].clone();
