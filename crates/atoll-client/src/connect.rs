@@ -15,7 +15,7 @@ use tokio_rustls::TlsConnector;
 use crate::target::{Place, Target};
 
 /// What to do when nobody is there.
-pub(crate) const WHERE: &str =
+pub(crate) const UNREACHABLE_REMEDY: &str =
     "is it running? `atoll serve` starts one; ATOLL_URL or `atoll login` say where it is";
 
 /// Where distributions keep the certificates that their users trust.
@@ -35,7 +35,7 @@ pub(crate) type Stream = Box<dyn Duplex>;
 pub(crate) async fn connect(target: &Target, authorities: Option<&Path>) -> Result<Stream, Error> {
     let unreachable = |error: std::io::Error| {
         let message = format!("no server can be reached at {target}: {error}");
-        Error::new(Code::ServerUnreachable, message).remedy(WHERE)
+        Error::new(Code::ServerUnreachable, message).remedy(UNREACHABLE_REMEDY)
     };
     let (host, port, encrypted) = match &target.place {
         Place::Unix(path) => {
@@ -64,8 +64,8 @@ pub(crate) async fn connect(target: &Target, authorities: Option<&Path>) -> Resu
         return Ok(Box::new(stream));
     }
     let name = ServerName::try_from(host.clone())
-        .map_err(|_| Error::invalid("url", format!("{host:?} is no name of a host"), WHERE))?;
-    let connector = TlsConnector::from(Arc::new(trusting(authorities)?));
+        .map_err(|_| Error::invalid("url", format!("{host:?} is no name of a host"), UNREACHABLE_REMEDY))?;
+    let connector = TlsConnector::from(Arc::new(tls_config(authorities)?));
     let stream = connector.connect(name, stream).await.map_err(|error| {
         let message = format!("no encrypted connection to {target}: {error}");
         Error::new(Code::ServerUnreachable, message).remedy(
@@ -76,7 +76,7 @@ pub(crate) async fn connect(target: &Target, authorities: Option<&Path>) -> Resu
 }
 
 /// Trusts whom the certificates of a file vouch for, or the system's.
-fn trusting(authorities: Option<&Path>) -> Result<ClientConfig, Error> {
+fn tls_config(authorities: Option<&Path>) -> Result<ClientConfig, Error> {
     let system = SYSTEM.map(Path::new).into_iter().find(|path| path.exists());
     let Some(file) = authorities.or(system) else {
         return Err(Error::new(

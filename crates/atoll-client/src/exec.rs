@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::failure::{Failure, Patience};
-use crate::socket::{Heard, Socket};
+use crate::error::{RequestError, RetryPolicy};
+use crate::socket::{Frame, Socket};
 use crate::{Client, Request, path, query};
 
 /// How much input is sent at a time.
@@ -19,7 +19,7 @@ const PART: usize = 256 << 10;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
 /// What does no harm twice: the end, and that nobody reads, which every further write says too.
-const TWICE: [i32; 2] = [9, 13];
+const IDEMPOTENT_SIGNALS: [i32; 2] = [9, 13];
 
 /// A command that runs, or ran.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Exec<'a> {
     pub id: String,
     position: u64,
     socket: Option<Socket>,
-    patience: Patience,
+    patience: RetryPolicy,
 }
 
 /// How a command ended.
@@ -52,7 +52,7 @@ pub struct Exit {
 
 /// What a command says.
 #[derive(Debug)]
-pub enum Said {
+pub enum ExecEvent {
     /// On its standard output.
     Stdout(Bytes),
     /// On its standard error.
@@ -69,7 +69,7 @@ impl<'a> Exec<'a> {
         let commands = path(&["sandboxes", sandbox, "commands"]);
         let key = RequestId::random();
         let begin = Request::post(&commands, asked).header("idempotency-key", key.as_str());
-        let begun = client.call(&begin.repeatable()).await?;
+        let begun = client.call(&begin.idempotent()).await?;
         Self::find(
             client,
             sandbox,
@@ -88,12 +88,12 @@ impl<'a> Exec<'a> {
             id: id.to_owned(),
             position: 0,
             socket: None,
-            patience: Patience::new(true),
+            patience: RetryPolicy::new(true),
         })
     }
 
     /// What it says next, from its first byte on, whatever happens to the line.
-    pub async fn next(&mut self) -> Result<Said, Error> {
+    pub async fn next(&mut self) -> Result<ExecEvent, Error> {
         loop {
             let Some(socket) = &mut self.socket else {
                 let after = self.position.to_string();
@@ -105,22 +105,22 @@ impl<'a> Exec<'a> {
                 continue;
             };
             match socket.next().await {
-                Ok(Heard::Bytes(frame)) => {
+                Ok(Frame::Bytes(frame)) => {
                     self.patience.reset();
                     if let Some(said) = self.frame(&frame)? {
                         return Ok(said);
                     }
                 }
-                Ok(Heard::Text(text)) => {
+                Ok(Frame::Text(text)) => {
                     let gap: Value = serde_json::from_str(&text).unwrap_or_default();
                     let to = gap["to"].as_u64().unwrap_or(self.position);
                     let missing = to.saturating_sub(self.position);
                     self.position = to;
-                    return Ok(Said::Gap(missing));
+                    return Ok(ExecEvent::Gap(missing));
                 }
-                Ok(Heard::Over) => return ended(self.client, &self.path).await,
+                Ok(Frame::Over) => return ended(self.client, &self.path).await,
                 // The command knows more than the code of a close.
-                Err(Failure::Refused(error)) => {
+                Err(RequestError::Rejected(error)) => {
                     self.client.call(&Request::get(&self.path)).await?;
                     return Err(error);
                 }
@@ -132,7 +132,7 @@ impl<'a> Exec<'a> {
         }
     }
 
-    fn frame(&mut self, frame: &Bytes) -> Result<Option<Said>, Error> {
+    fn frame(&mut self, frame: &Bytes) -> Result<Option<ExecEvent>, Error> {
         let Some(kind) = frame.first() else {
             return Ok(None);
         };
@@ -141,18 +141,18 @@ impl<'a> Exec<'a> {
             self.position += bytes.len() as u64;
         }
         Ok(match kind {
-            1 => Some(Said::Stdout(bytes)),
-            2 => Some(Said::Stderr(bytes)),
-            3 => Some(Said::Exit(
-                serde_json::from_slice(&bytes).map_err(|error| odd(&error))?,
+            1 => Some(ExecEvent::Stdout(bytes)),
+            2 => Some(ExecEvent::Stderr(bytes)),
+            3 => Some(ExecEvent::Exit(
+                serde_json::from_slice(&bytes).map_err(|error| unexpected_response(&error))?,
             )),
             _ => None,
         })
     }
 
     /// Where signals and input go to.
-    pub fn remote(&self) -> Remote<'a> {
-        Remote {
+    pub fn remote(&self) -> ExecInput<'a> {
+        ExecInput {
             client: self.client,
             path: self.path.clone(),
             taken: 0,
@@ -161,7 +161,7 @@ impl<'a> Exec<'a> {
 }
 
 /// How a command ended, asked for.
-async fn ended(client: &Client, path: &str) -> Result<Said, Error> {
+async fn ended(client: &Client, path: &str) -> Result<ExecEvent, Error> {
     let about = client.call(&Request::get(path)).await?;
     if about["exitCode"].is_null() {
         let message = "the command was lost with its sandbox";
@@ -169,26 +169,26 @@ async fn ended(client: &Client, path: &str) -> Result<Said, Error> {
             Error::new(Code::SandboxFailed, message).remedy("`atoll get` says what became of it")
         );
     }
-    let exit = serde_json::from_value(about).map_err(|error| odd(&error))?;
-    Ok(Said::Exit(exit))
+    let exit = serde_json::from_value(about).map_err(|error| unexpected_response(&error))?;
+    Ok(ExecEvent::Exit(exit))
 }
 
 /// The other way: to a command.
 #[derive(Debug)]
-pub struct Remote<'a> {
+pub struct ExecInput<'a> {
     client: &'a Client,
     path: String,
     taken: u64,
 }
 
-impl Remote<'_> {
+impl ExecInput<'_> {
     /// Sends a signal; 9 ends everything that the command started. Others may mean more when they come twice: one whose
     /// answer got lost is not sent again.
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
         let path = format!("{}/signal", self.path);
         let mut request = Request::post(path, &json!({ "signal": signal }));
-        if TWICE.contains(&signal) {
-            request = request.repeatable();
+        if IDEMPOTENT_SIGNALS.contains(&signal) {
+            request = request.idempotent();
         }
         self.client.ask(&request).await.map(|_| ())
     }
@@ -203,7 +203,7 @@ impl Remote<'_> {
             let part = bytes.slice(done..bytes.len().min(done + PART));
             let offset = self.taken.to_string();
             let path = query(&format!("{}/stdin", self.path), &[("offset", &offset)]);
-            let request = Request::post_bytes(path, part).repeatable();
+            let request = Request::post_bytes(path, part).idempotent();
             let taken = match self.client.call(&request).await {
                 Ok(answer) => answer["taken"].as_u64().unwrap_or(self.taken),
                 Err(error) if gone(&error) => return Ok(false),
@@ -224,7 +224,7 @@ impl Remote<'_> {
         let path = format!("{}/stdin/close", self.path);
         match self
             .client
-            .ask(&Request::post(path, &json!({})).repeatable())
+            .ask(&Request::post(path, &json!({})).idempotent())
             .await
         {
             Err(error) if !gone(&error) => Err(error),
@@ -237,6 +237,6 @@ fn gone(error: &Error) -> bool {
     matches!(error.code, Code::StdinClosed | Code::ExecNotFound)
 }
 
-fn odd(error: &serde_json::Error) -> Error {
+fn unexpected_response(error: &serde_json::Error) -> Error {
     Error::new(Code::Internal, format!("the server's word is odd: {error}"))
 }

@@ -5,7 +5,7 @@
 
 mod connect;
 mod exec;
-mod failure;
+mod error;
 mod request;
 mod socket;
 mod stream;
@@ -23,7 +23,6 @@ use atoll_model::{Code, Error};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
-use hyper::Response;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -31,10 +30,10 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use connect::Stream;
-pub use exec::{Exec, Exit, Remote, Said};
-pub use failure::{Failure, Patience, REQUEST};
+pub use exec::{Exec, Exit, ExecInput, ExecEvent};
+pub use error::{RequestError, RetryPolicy, REQUEST_ID_DETAIL};
 pub use request::{Body, Request, path, query};
-pub use socket::{Heard, Socket};
+pub use socket::{Frame, Socket};
 pub use stream::{Event, Events};
 pub use target::Target;
 
@@ -52,11 +51,11 @@ pub struct Client {
     target: Target,
     key: Option<String>,
     /// Certificates that vouch for the server, if not the system's.
-    authorities: Option<PathBuf>,
+    ca_file: Option<PathBuf>,
     /// How long it may be away before it is given up.
-    away: Duration,
+    max_outage: Duration,
     /// It has answered: if it cannot be reached now, it is being started again.
-    met: AtomicBool,
+    has_connected: AtomicBool,
     /// Remedies in words of the program.
     remedies: Remedies,
     /// A connection that can be used again.
@@ -65,14 +64,14 @@ pub struct Client {
 
 /// A whole answer.
 #[derive(Debug)]
-pub struct Answer {
+pub struct Response {
     /// What it says.
     pub body: Bytes,
     /// Where the next part of a list begins, if there is one.
     pub next: Option<String>,
 }
 
-impl Answer {
+impl Response {
     /// As JSON; nothing is null.
     pub fn json(&self) -> Result<Value, Error> {
         if self.body.is_empty() {
@@ -94,9 +93,9 @@ impl Client {
         Self {
             target,
             key,
-            authorities: None,
-            away: failure::AWAY,
-            met: AtomicBool::new(false),
+            ca_file: None,
+            max_outage: error::AWAY,
+            has_connected: AtomicBool::new(false),
             remedies: |_| None,
             idle: Mutex::new(None),
         }
@@ -104,15 +103,15 @@ impl Client {
 
     /// Trusts those that the certificates in a file vouch for, instead of the system's.
     #[must_use]
-    pub fn authorities(mut self, file: Option<PathBuf>) -> Self {
-        self.authorities = file;
+    pub fn ca_file(mut self, file: Option<PathBuf>) -> Self {
+        self.ca_file = file;
         self
     }
 
     /// Gives a server that is away up after this long, instead of a minute.
     #[must_use]
-    pub fn away(mut self, away: Duration) -> Self {
-        self.away = away;
+    pub fn max_outage(mut self, max_outage: Duration) -> Self {
+        self.max_outage = max_outage;
         self
     }
 
@@ -128,28 +127,28 @@ impl Client {
         &self.target
     }
 
-    fn met(&self) -> bool {
-        self.met.load(Ordering::Relaxed)
+    fn has_connected(&self) -> bool {
+        self.has_connected.load(Ordering::Relaxed)
     }
 
     /// Asks once; the answer's body is still to come. A refusal is a failure.
-    pub async fn once(&self, request: &Request) -> Result<Response<Incoming>, Failure> {
+    pub async fn send_once(&self, request: &Request) -> Result<hyper::Response<Incoming>, RequestError> {
         let (response, _) = self.exchange(request, request.body()).await?;
         Ok(response)
     }
 
     /// Sends a body as it comes. The whole answer is waited for as long as the body goes on.
-    pub async fn pour(&self, request: &Request, body: Body) -> Result<Answer, Failure> {
+    pub async fn upload(&self, request: &Request, body: Body) -> Result<Response, RequestError> {
         let request = request.clone().deadline(Duration::MAX);
         let (response, sender) = self.exchange(&request, body).await?;
         self.finish(response, sender).await
     }
 
     /// Asks for as long as it makes sense; the answer's body is still to come.
-    pub async fn open(&self, request: &Request) -> Result<Response<Incoming>, Error> {
-        let mut patience = Patience::new(request.is_repeatable());
+    pub async fn open(&self, request: &Request) -> Result<hyper::Response<Incoming>, Error> {
+        let mut patience = RetryPolicy::new(request.is_repeatable());
         loop {
-            match self.once(request).await {
+            match self.send_once(request).await {
                 Ok(response) => return Ok(response),
                 Err(failure) => patience.after(self, failure).await?,
             }
@@ -157,8 +156,8 @@ impl Client {
     }
 
     /// Asks for as long as it makes sense; the whole answer.
-    pub async fn ask(&self, request: &Request) -> Result<Answer, Error> {
-        let mut patience = Patience::new(request.is_repeatable());
+    pub async fn ask(&self, request: &Request) -> Result<Response, Error> {
+        let mut patience = RetryPolicy::new(request.is_repeatable());
         loop {
             let asked = async {
                 let (response, sender) = self.exchange(request, request.body()).await?;
@@ -167,13 +166,13 @@ impl Client {
             match asked.await {
                 Ok(answer) => return Ok(answer),
                 // It was done, and we were not told.
-                Err(Failure::Refused(error))
-                    if patience.may_be_done()
+                Err(RequestError::Rejected(error))
+                    if patience.may_have_succeeded()
                         && request.is_delete()
                         && matches!(error.code, Code::SandboxNotFound | Code::FileNotFound) =>
                 {
                     let (body, next) = (Bytes::new(), None);
-                    return Ok(Answer { body, next });
+                    return Ok(Response { body, next });
                 }
                 Err(failure) => patience.after(self, failure).await?,
             }
@@ -210,17 +209,17 @@ impl Client {
 
     async fn finish(
         &self,
-        response: Response<Incoming>,
+        response: hyper::Response<Incoming>,
         sender: SendRequest<Body>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<Response, RequestError> {
         let next = response.headers().get("x-next-cursor");
         let next = next.and_then(|next| Some(next.to_str().ok()?.to_owned()));
         let body = self.whole(response).await?;
         *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-        Ok(Answer { body, next })
+        Ok(Response { body, next })
     }
 
-    async fn whole(&self, response: Response<Incoming>) -> Result<Bytes, Failure> {
+    async fn whole(&self, response: hyper::Response<Incoming>) -> Result<Bytes, RequestError> {
         let mut parts = Vec::new();
         let mut stream = response.into_body().into_data_stream();
         loop {
@@ -241,7 +240,7 @@ impl Client {
         &self,
         request: &Request,
         body: Body,
-    ) -> Result<(Response<Incoming>, SendRequest<Body>), Failure> {
+    ) -> Result<(hyper::Response<Incoming>, SendRequest<Body>), RequestError> {
         let mut sender = self.sender().await?;
         let request_sent = request.build(&self.target, self.key.as_deref(), body)?;
         let answered = timeout(request.patience(), sender.send_request(request_sent)).await;
@@ -250,21 +249,21 @@ impl Client {
             Ok(Err(error)) => return Err(self.broken(&error)),
             Err(_) => return Err(self.silent("to a request", request.patience())),
         };
-        self.met.store(true, Ordering::Relaxed);
+        self.has_connected.store(true, Ordering::Relaxed);
         let status = response.status();
         if status.is_success() || status.as_u16() == 101 {
             return Ok((response, sender));
         }
         let body = self.whole(response).await?;
-        let mut failure = failure::refused(status.as_u16(), &body);
-        if let Failure::Refused(error) = &mut failure {
-            failure::reword(error, self.remedies);
+        let mut failure = error::refused(status.as_u16(), &body);
+        if let RequestError::Rejected(error) = &mut failure {
+            error::reword(error, self.remedies);
         }
         Err(failure)
     }
 
     /// A connection: one that is there, or a new one.
-    async fn sender(&self) -> Result<SendRequest<Body>, Failure> {
+    async fn sender(&self) -> Result<SendRequest<Body>, RequestError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = { idle }.take();
         if let Some(mut idle) = idle
@@ -272,10 +271,10 @@ impl Client {
         {
             return Ok(idle);
         }
-        let connected = connect::connect(&self.target, self.authorities.as_deref());
+        let connected = connect::connect(&self.target, self.ca_file.as_deref());
         let stream: Stream = match timeout(CONNECT, connected).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(Failure::Unreachable(error)),
+            Ok(Err(error)) => return Err(RequestError::Unreachable(error)),
             Err(_) => {
                 let message = format!(
                     "nobody answers at {} within {} s",
@@ -283,7 +282,7 @@ impl Client {
                     CONNECT.as_secs()
                 );
                 let error = Error::new(Code::ServerUnreachable, message);
-                return Err(Failure::Unreachable(error.remedy(connect::WHERE)));
+                return Err(RequestError::Unreachable(error.remedy(connect::UNREACHABLE_REMEDY)));
             }
         };
         let (sender, connection) = handshake(TokioIo::new(stream))
@@ -294,7 +293,7 @@ impl Client {
         Ok(sender)
     }
 
-    fn broken(&self, error: &dyn std::error::Error) -> Failure {
+    fn broken(&self, error: &dyn std::error::Error) -> RequestError {
         let mut why = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -302,12 +301,12 @@ impl Client {
             source = cause.source();
         }
         let message = format!("the connection to {} broke: {why}", self.target);
-        Failure::Broken(Error::new(Code::Timeout, message).remedy(connect::WHERE))
+        RequestError::ConnectionLost(Error::new(Code::Timeout, message).remedy(connect::UNREACHABLE_REMEDY))
     }
 
-    fn silent(&self, to: &str, time: Duration) -> Failure {
+    fn silent(&self, to: &str, time: Duration) -> RequestError {
         let seconds = time.as_secs();
         let message = format!("{} said nothing {to} for {seconds} s", self.target);
-        Failure::Silent(Error::new(Code::Timeout, message).remedy(connect::WHERE))
+        RequestError::Timeout(Error::new(Code::Timeout, message).remedy(connect::UNREACHABLE_REMEDY))
     }
 }

@@ -11,7 +11,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::Method;
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::error::RequestError;
 use crate::target::Target;
 
 /// What is sent.
@@ -28,14 +28,14 @@ pub struct Request {
     headers: Vec<(&'static str, String)>,
     body: Bytes,
     deadline: Duration,
-    repeatable: bool,
+    idempotent: bool,
 }
 
 impl Request {
     fn new(method: Method, path: impl Into<String>) -> Self {
         Self {
             // What these do is the same however often it is done.
-            repeatable: method.is_idempotent(),
+            idempotent: method.is_idempotent(),
             method,
             path: path.into(),
             headers: Vec::new(),
@@ -109,13 +109,13 @@ impl Request {
 
     /// It does no harm twice.
     #[must_use]
-    pub fn repeatable(mut self) -> Self {
-        self.repeatable = true;
+    pub fn idempotent(mut self) -> Self {
+        self.idempotent = true;
         self
     }
 
     pub(crate) fn is_repeatable(&self) -> bool {
-        self.repeatable
+        self.idempotent
     }
 
     pub(crate) fn is_delete(&self) -> bool {
@@ -137,7 +137,7 @@ impl Request {
         target: &Target,
         key: Option<&str>,
         body: Body,
-    ) -> Result<hyper::Request<Body>, Failure> {
+    ) -> Result<hyper::Request<Body>, RequestError> {
         let mut request = hyper::Request::builder()
             .method(self.method.clone())
             .uri(format!("{}{}", target.prefix, self.path))
@@ -151,7 +151,7 @@ impl Request {
         request.body(body).map_err(|error| {
             let message = format!("the request cannot be written: {error}");
             let error = Error::new(Code::InvalidRequest, message);
-            Failure::Refused(error.remedy("a key or a name has letters that it cannot have"))
+            RequestError::Rejected(error.remedy("a key or a name has letters that it cannot have"))
         })
     }
 }

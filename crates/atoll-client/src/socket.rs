@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 use tokio_tungstenite::tungstenite::{self, Message};
 
-use crate::failure::{Failure, reword};
+use crate::error::{RequestError, reword};
 use crate::{Client, Remedies, Request};
 
 /// Servers ask every 30 seconds whether we are there: a line that is silent for so long is dead.
@@ -31,7 +31,7 @@ pub struct Socket {
 
 /// What a server says.
 #[derive(Debug)]
-pub enum Heard {
+pub enum Frame {
     /// A binary frame.
     Bytes(Bytes),
     /// A text.
@@ -42,17 +42,17 @@ pub enum Heard {
 
 impl Client {
     /// Goes on as a WebSocket.
-    pub async fn socket(&self, path: &str) -> Result<Socket, Failure> {
+    pub async fn socket(&self, path: &str) -> Result<Socket, RequestError> {
         let request = Request::get(path)
             .header("connection", "upgrade")
             .header("upgrade", "websocket")
             .header("sec-websocket-version", "13")
             .header("sec-websocket-key", generate_key());
-        let response = self.once(&request).await?;
+        let response = self.send_once(&request).await?;
         if response.status().as_u16() != 101 {
             let message = format!("{} does not speak WebSocket", self.target());
             let error = Error::new(Code::NotFound, message);
-            return Err(Failure::Refused(
+            return Err(RequestError::Rejected(
                 error.remedy("does something stand before it that drops upgrades?"),
             ));
         }
@@ -71,16 +71,16 @@ impl Client {
 
 impl Socket {
     /// Sends bytes.
-    pub async fn send(&mut self, bytes: Bytes) -> Result<(), Failure> {
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), RequestError> {
         self.message(Message::Binary(bytes)).await
     }
 
     /// Sends a text.
-    pub async fn say(&mut self, text: String) -> Result<(), Failure> {
+    pub async fn say(&mut self, text: String) -> Result<(), RequestError> {
         self.message(Message::Text(text.into())).await
     }
 
-    async fn message(&mut self, message: Message) -> Result<(), Failure> {
+    async fn message(&mut self, message: Message) -> Result<(), RequestError> {
         match timeout(SENDING, self.stream.send(message)).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(self.broken(&error.to_string())),
@@ -89,14 +89,14 @@ impl Socket {
     }
 
     /// What comes next.
-    pub async fn next(&mut self) -> Result<Heard, Failure> {
+    pub async fn next(&mut self) -> Result<Frame, RequestError> {
         loop {
             let Ok(next) = timeout(SILENCE, self.stream.next()).await else {
                 return Err(self.broken("nothing is heard any more"));
             };
             match next {
-                Some(Ok(Message::Binary(bytes))) => return Ok(Heard::Bytes(bytes)),
-                Some(Ok(Message::Text(text))) => return Ok(Heard::Text(text.as_str().to_owned())),
+                Some(Ok(Message::Binary(bytes))) => return Ok(Frame::Bytes(bytes)),
+                Some(Ok(Message::Text(text))) => return Ok(Frame::Text(text.as_str().to_owned())),
                 Some(Ok(Message::Close(frame))) => return self.closed(frame),
                 Some(Ok(_)) => {}
                 Some(Err(tungstenite::Error::ConnectionClosed)) | None => {
@@ -107,24 +107,24 @@ impl Socket {
         }
     }
 
-    fn closed(&self, frame: Option<CloseFrame>) -> Result<Heard, Failure> {
+    fn closed(&self, frame: Option<CloseFrame>) -> Result<Frame, RequestError> {
         let Some(frame) = frame else {
             return Err(self.broken("it ended without a word"));
         };
         match refusal(&frame) {
-            None if u16::from(frame.code) == 1000 => Ok(Heard::Over),
+            None if u16::from(frame.code) == 1000 => Ok(Frame::Over),
             // It goes away; another may come.
             None => Err(self.broken(frame.reason.as_str())),
             Some(mut error) => {
                 reword(&mut error, self.remedies);
-                Err(Failure::Refused(error))
+                Err(RequestError::Rejected(error))
             }
         }
     }
 
-    fn broken(&self, why: &str) -> Failure {
+    fn broken(&self, why: &str) -> RequestError {
         let message = format!("the connection to {} broke: {why}", self.name);
-        Failure::Broken(Error::new(Code::Timeout, message).remedy(crate::connect::WHERE))
+        RequestError::ConnectionLost(Error::new(Code::Timeout, message).remedy(crate::connect::UNREACHABLE_REMEDY))
     }
 }
 

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use crate::failure::{Failure, Patience, refused};
+use crate::error::{RequestError, RetryPolicy, refused};
 use crate::{Client, Request};
 
 /// Pings come every 15 seconds: a line that is silent for so long is dead.
@@ -38,7 +38,7 @@ pub struct Events<'a> {
     resumes: bool,
     body: Option<BodyDataStream<Incoming>>,
     parser: Parser,
-    patience: Patience,
+    patience: RetryPolicy,
 }
 
 impl<'a> Events<'a> {
@@ -50,13 +50,13 @@ impl<'a> Events<'a> {
             resumes: true,
             body: None,
             parser: Parser::default(),
-            patience: Patience::new(true),
+            patience: RetryPolicy::new(true),
         }
     }
 
     /// What comes has no numbers: after a break something is missing, and that is said as `break`.
     #[must_use]
-    pub fn without_numbers(mut self) -> Self {
+    pub fn without_resume(mut self) -> Self {
         self.resumes = false;
         self
     }
@@ -98,13 +98,13 @@ impl<'a> Events<'a> {
 
     /// Asks for the stream, or for the rest of it. Something is missing behind a break if it has no numbers.
     async fn connect(&mut self) -> Result<Option<Event>, Error> {
-        let again = self.patience.has_tried() || self.last.is_some();
+        let again = self.patience.is_retry() || self.last.is_some();
         loop {
             let mut request = self.request.clone();
             if let Some(last) = &self.last {
                 request = request.header("last-event-id", last.clone());
             }
-            match self.client.once(&request).await {
+            match self.client.send_once(&request).await {
                 Ok(response) => {
                     self.body = Some(response.into_body().into_data_stream());
                     let missed = (again && !self.resumes).then(|| Event {
@@ -113,7 +113,7 @@ impl<'a> Events<'a> {
                     });
                     return Ok(missed);
                 }
-                Err(failure @ Failure::Refused(_)) => return Err(failure.into()),
+                Err(failure @ RequestError::Rejected(_)) => return Err(failure.into()),
                 Err(failure) => self.patience.after(self.client, failure).await?,
             }
         }

@@ -31,7 +31,7 @@ mod progress;
 #[cfg(test)]
 mod reference;
 mod remedies;
-mod remote;
+mod server_args;
 mod rm;
 mod run;
 mod sandbox;
@@ -152,7 +152,7 @@ pub(crate) fn main() -> ExitCode {
     let config = match Config::read() {
         Ok(config) => config,
         Err(error) => {
-            complain(&error);
+            print_error(&error);
             return ExitCode::from(error.code.exit_code());
         }
     };
@@ -208,45 +208,45 @@ pub(crate) fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
     };
-    match heard() {
-        Err(_) if left() => ExitCode::from(NOBODY_READS),
-        heard => ended(heard.and(done)),
+    match check_stdout() {
+        Err(_) if stdout_closed() => ExitCode::from(EXIT_SIGPIPE),
+        check_stdout => ended(check_stdout.and(done)),
     }
 }
 
 /// The command of this process, or how the process ends without one.
 fn parse() -> Result<Command, ExitCode> {
     let parsed = Arguments::command().try_get_matches();
-    let mut matches = parsed.map_err(|error| misused(&error))?;
+    let mut matches = parsed.map_err(|error| usage_error(&error))?;
     if let Err(error) = server_options::check(Arguments::command, &matches) {
-        complain(&error);
+        print_error(&error);
         return Err(misuse(error.code.exit_code()));
     }
     let parsed = Arguments::from_arg_matches_mut(&mut matches);
     match parsed {
         Ok(Arguments { command, .. }) => Ok(command),
-        Err(error) => Err(misused(&error.format(&mut Arguments::command()))),
+        Err(error) => Err(usage_error(&error.format(&mut Arguments::command()))),
     }
 }
 
 /// Says what went wrong, if something did.
 fn ended(done: Result<ExitCode, Error>) -> ExitCode {
     done.unwrap_or_else(|error| {
-        complain(&error);
+        print_error(&error);
         ExitCode::from(error.code.exit_code())
     })
 }
 
 /// Exit code when whoever read our output has left: what a shell says of SIGPIPE.
-const NOBODY_READS: u8 = 141;
+const EXIT_SIGPIPE: u8 = 141;
 /// Exit code for failures of Atoll's own, as with env(1) and docker(1).
-const OWN_FAILURE: u8 = 125;
+const EXIT_INTERNAL: u8 = 125;
 
 /// Shows what is wrong with the command line, or the help that it asks for.
-fn misused(error: &clap::Error) -> ExitCode {
+fn usage_error(error: &clap::Error) -> ExitCode {
     match std::error::Error::source(error).and_then(|why| why.downcast_ref::<Error>()) {
         // A value that knows what it should be says so as everything else does.
-        Some(why) => complain(&of_argument(error, why)),
+        Some(why) => print_error(&of_argument(error, why)),
         None => drop(error.print()),
     }
     match error.exit_code() {
@@ -259,7 +259,7 @@ fn misused(error: &clap::Error) -> ExitCode {
 fn misuse(code: u8) -> ExitCode {
     let word = server_options::command_word(words()).unwrap_or_default();
     let runs = ["run", "exec", "shell"].contains(&word.as_str());
-    ExitCode::from(if runs { OWN_FAILURE } else { code })
+    ExitCode::from(if runs { EXIT_INTERNAL } else { code })
 }
 
 /// The words of the command line, without the program.
@@ -281,25 +281,25 @@ fn of_argument(error: &clap::Error, why: &Error) -> Error {
 fn as_command(done: Result<u8, Error>) -> ExitCode {
     done.map_or_else(
         |error| {
-            complain(&error);
+            print_error(&error);
             let code = error.details.get("exitCode");
             let code = code.and_then(|code| code.parse().ok());
-            ExitCode::from(code.unwrap_or(OWN_FAILURE))
+            ExitCode::from(code.unwrap_or(EXIT_INTERNAL))
         },
         ExitCode::from,
     )
 }
 
 /// Says what went wrong and what to do about it.
-pub(crate) fn complain(error: &Error) {
-    note(&format!("{}: {}", paint("31", "atoll"), error.message));
+pub(crate) fn print_error(error: &Error) {
+    eprint_line(&format!("{}: {}", paint("31", "atoll"), error.message));
     if let Some(remedy) = &error.remedy {
-        note(&format!("  {}: {remedy}", paint("36", "hint")));
+        eprint_line(&format!("  {}: {remedy}", paint("36", "hint")));
     }
 }
 
 /// A line beside the data: on standard error.
-pub(crate) fn note(line: &str) {
+pub(crate) fn eprint_line(line: &str) {
     // Nobody reads it: nothing to be done about that.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
@@ -309,26 +309,26 @@ pub(crate) fn say(line: &str) {
     say_bytes(format!("{line}\n").as_bytes());
 }
 
-/// Data as it is, at once: whoever reads may wait for it. What cannot be written is told by [`heard`].
+/// Data as it is, at once: whoever reads may wait for it. What cannot be written is told by [`check_stdout`].
 fn say_bytes(bytes: &[u8]) {
     let mut stdout = io::stdout();
     if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
-        let _ = UNSAID.set(error);
+        let _ = STDOUT_ERROR.set(error);
     }
 }
 
 /// Why standard output could not be written to.
-static UNSAID: OnceLock<io::Error> = OnceLock::new();
+static STDOUT_ERROR: OnceLock<io::Error> = OnceLock::new();
 
 /// Whether all was written that was said. What goes on for long asks, and ends if not.
-pub(crate) fn heard() -> Result<(), Error> {
-    UNSAID.get().map_or(Ok(()), |error| Err(unwritten(error)))
+pub(crate) fn check_stdout() -> Result<(), Error> {
+    STDOUT_ERROR.get().map_or(Ok(()), |error| Err(unwritten(error)))
 }
 
 /// Whoever read standard output has left, which needs no words.
-fn left() -> bool {
-    let left = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    UNSAID.get().is_some_and(left)
+fn stdout_closed() -> bool {
+    let stdout_closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    STDOUT_ERROR.get().is_some_and(stdout_closed)
 }
 
 /// Our output cannot be written.

@@ -19,7 +19,7 @@ use comfy_table::Table;
 use serde::Serialize;
 
 use super::run::ensure_base;
-use super::{block_on, note, say};
+use super::{block_on, eprint_line, say};
 use crate::config::Config;
 
 /// Measure what sandboxes cost on this machine.
@@ -242,7 +242,7 @@ fn show(rows: &[Row]) {
 
 /// Begins a figure: says what is measured, for whoever waits, and waits for what the one before left to do.
 fn progress(what: &str) {
-    note(&format!("measuring {what} …"));
+    eprint_line(&format!("measuring {what} …"));
     settle();
 }
 

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde_json::Value;
 
-use super::remote::{Remote, below, each, fields, find, plain, quoted, say_json, shortened, text};
+use super::server_args::{Remote, below, each, fields, find, plain, quoted, say_json, shortened, text};
 use super::sandbox::since;
 use super::{block_on, say};
 use crate::config::Config;

@@ -15,8 +15,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::files::look;
-use super::note;
-use super::remote::{Remote, file_call, find, text};
+use super::eprint_line;
+use super::server_args::{Remote, file_call, find, text};
 use crate::config::Config;
 
 /// Copy files and directories into a sandbox, or out of it.
@@ -205,7 +205,7 @@ fn tell_left_out(count: u64, first: &[String]) {
         } else {
             ""
         };
-        note(&format!(
+        eprint_line(&format!(
             "atoll: left out {count}: {}{more}",
             first.join(", ")
         ));

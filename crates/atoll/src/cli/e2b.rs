@@ -8,8 +8,8 @@ use atoll_model::{Code, Error};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::remote::{Remote, operator, text};
-use super::{block_on, note, say};
+use super::server_args::{Remote, operator, text};
+use super::{block_on, eprint_line, say};
 use crate::config::Config;
 
 /// Let programs that are written for E2B use this server.
@@ -99,7 +99,7 @@ impl Env {
         if self.admin {
             let file = data.join("admin.key");
             let key = spelled(&read_key(&file)?, &file.display().to_string())?;
-            note(&format!(
+            eprint_line(&format!(
                 "the key is the admin key of {}: it may do everything in every org",
                 file.display()
             ));
@@ -126,7 +126,7 @@ fn create_key(data: &Path) -> Result<String, Error> {
              --key or ATOLL_API_KEY",
         )
     })?;
-    note(&format!(
+    eprint_line(&format!(
         "made the key {} (sandbox:*), which is printed this once; `atoll key rm {0}` revokes it",
         text(&made, "keyID")
     ));

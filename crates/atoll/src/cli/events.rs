@@ -7,8 +7,8 @@ use atoll_model::Error;
 use clap::Args;
 use serde_json::Value;
 
-use super::remote::{Remote, below, find, plain, text};
-use super::{heard, say};
+use super::server_args::{Remote, below, find, plain, text};
+use super::{check_stdout, say};
 use crate::config::Config;
 
 /// Tell what happens to your sandboxes, or what happened to one.
@@ -65,7 +65,7 @@ impl Events {
                 last = event["number"].as_i64().unwrap_or(last);
                 print(event, self.json);
             }
-            heard()?;
+            check_stdout()?;
             if events.is_empty() {
                 return Ok(last);
             }
@@ -88,7 +88,7 @@ impl Events {
             if id.is_none_or(|id| text(&event.data, "sandboxID") == id) {
                 print(&event.data, self.json);
             }
-            heard()?;
+            check_stdout()?;
         }
         Ok(())
     }

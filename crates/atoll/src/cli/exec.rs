@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use atoll_client::{Client, Exec as Command, Exit, Said};
+use atoll_client::{Client, Exec as Command, Exit, ExecEvent};
 use atoll_model::{Bytes as Size, Category, Error, parse_duration};
 use bytes::Bytes;
 use clap::Args;
@@ -15,10 +15,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
-use super::remote::{Remote, find, say_json};
+use super::server_args::{Remote, find, say_json};
 use super::run::{Signals, ended_by, pass_on, stdin_is_null};
 use super::template::variables;
-use super::{as_command, complain, heard, note, say, unwritten};
+use super::{as_command, print_error, check_stdout, eprint_line, say, unwritten};
 use crate::config::Config;
 pub(crate) use ending::{Lost, explain_lost, find_end, is_killed};
 
@@ -90,7 +90,7 @@ impl Exec {
                 } else {
                     say(&id);
                 }
-                return heard().map(|()| 0);
+                return check_stdout().map(|()| 0);
             }
             // From here on signals are ours to pass on.
             let mut signals = Signals::new()?;
@@ -186,12 +186,12 @@ pub(crate) fn explain(exit: Exit, deadline: Option<Duration>, memory: Option<Siz
         let much = memory.map_or_else(String::new, |memory| {
             format!(" ({memory}); give it more with --memory")
         });
-        note(&format!(
+        eprint_line(&format!(
             "atoll: killed: the sandbox ran out of memory{much}"
         ));
     } else if exit.timed_out {
         let after = deadline.unwrap_or_default();
-        note(&format!(
+        eprint_line(&format!(
             "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
         ));
     }
@@ -206,7 +206,7 @@ fn is_broken(error: &Error) -> bool {
 }
 
 /// Passes the first signal on; a second one means business, and comes at once; a third leaves the command alone.
-async fn pass_signals(remote: &atoll_client::Remote<'_>, signals: &mut Signals) -> Error {
+async fn pass_signals(remote: &atoll_client::ExecInput<'_>, signals: &mut Signals) -> Error {
     let mut number = signals.next().await;
     loop {
         let last = signals.before;
@@ -221,7 +221,7 @@ async fn pass_signals(remote: &atoll_client::Remote<'_>, signals: &mut Signals) 
                     // It may have come or not: the next one may be the first.
                     Err(error) if !last && is_broken(&error) => {
                         signals.before = false;
-                        note("atoll: the connection broke: the signal may not have come");
+                        eprint_line("atoll: the connection broke: the signal may not have come");
                     }
                     Err(error) => return error,
                 }
@@ -249,26 +249,26 @@ async fn pass_output(command: &mut Command<'_>) -> Result<Exit, Error> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     loop {
         let written = match command.next().await? {
-            Said::Stdout(bytes) => {
+            ExecEvent::Stdout(bytes) => {
                 let written = stdout.write_all(&bytes).await;
                 written.and(stdout.flush().await)
             }
-            Said::Stderr(bytes) => {
+            ExecEvent::Stderr(bytes) => {
                 let written = stderr.write_all(&bytes).await;
                 written.and(stderr.flush().await)
             }
-            Said::Gap(bytes) => {
-                note(&format!(
+            ExecEvent::Gap(bytes) => {
+                eprint_line(&format!(
                     "atoll: {} of its output are missing here: more was written than is kept",
                     Size(bytes)
                 ));
                 Ok(())
             }
-            Said::Exit(exit) => return Ok(exit),
+            ExecEvent::Exit(exit) => return Ok(exit),
         };
         if let Err(error) = written {
             if error.kind() != std::io::ErrorKind::BrokenPipe {
-                complain(&unwritten(&error));
+                print_error(&unwritten(&error));
             }
             // What a closed pipe would have told it without a sandbox around it.
             let pipe = SignalKind::pipe().as_raw_value();
@@ -281,7 +281,7 @@ async fn pass_output(command: &mut Command<'_>) -> Result<Exit, Error> {
 /// Nobody reads any more: its end is waited for.
 async fn finish(command: &mut Command<'_>) -> Result<Exit, Error> {
     loop {
-        if let Said::Exit(exit) = command.next().await? {
+        if let ExecEvent::Exit(exit) = command.next().await? {
             return Ok(exit);
         }
     }

@@ -12,8 +12,8 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::cp::download;
-use super::remote::{Remote, fields, file_call, find, plain, say_json, text};
-use super::{heard, note, say};
+use super::server_args::{Remote, fields, file_call, find, plain, say_json, text};
+use super::{check_stdout, eprint_line, say};
 use crate::config::Config;
 use change::Transfer;
 
@@ -193,7 +193,7 @@ impl One {
             let path = self.common.path(&id, &["mkdir"], &[]);
             let asked = json!({ "path": self.path });
             client
-                .ask(&Request::post(path, &asked).repeatable())
+                .ask(&Request::post(path, &asked).idempotent())
                 .await?;
             Ok(())
         })
@@ -280,10 +280,10 @@ impl Watch {
                 ("recursive", recursive.as_str()),
             ];
             let path = self.common.path(&id, &["watch"], &asked);
-            let mut events = client.events(Request::get(path)).without_numbers();
+            let mut events = client.events(Request::get(path)).without_resume();
             while let Some(event) = events.next().await? {
                 self.show(event);
-                heard()?;
+                check_stdout()?;
             }
             Ok(())
         })
@@ -297,10 +297,10 @@ impl Watch {
         let path = plain(text(&data, "path"));
         match name.as_str() {
             "rename" => say(&format!("rename {} → {path}", plain(text(&data, "from")))),
-            "overflow" => note("atoll: some events are missing: look again at everything"),
-            "break" => note("atoll: the connection broke: look again at everything"),
-            "limit" => note("atoll: more directories than can be watched"),
-            "end" => note(&format!("atoll: over: {}", text(&data, "reason"))),
+            "overflow" => eprint_line("atoll: some events are missing: look again at everything"),
+            "break" => eprint_line("atoll: the connection broke: look again at everything"),
+            "limit" => eprint_line("atoll: more directories than can be watched"),
+            "end" => eprint_line(&format!("atoll: over: {}", text(&data, "reason"))),
             name => say(&format!("{name} {path}")),
         }
     }

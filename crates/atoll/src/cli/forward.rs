@@ -11,8 +11,8 @@ use clap::Args;
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::remote::{Remote, below, find};
-use super::{note, say};
+use super::server_args::{Remote, below, find};
+use super::{eprint_line, say};
 use crate::config::Config;
 
 /// When nobody can be let in, the next try is so much later.
@@ -143,6 +143,6 @@ async fn join(client: &Client, path: &str, stream: TcpStream) {
         Err(failure) => Err(failure.into()),
     };
     if let Err(error) = joined {
-        note(&format!("atoll: {}", error.message));
+        eprint_line(&format!("atoll: {}", error.message));
     }
 }

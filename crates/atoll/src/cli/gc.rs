@@ -9,7 +9,7 @@ use atoll_worker::template::TemplateStore;
 use clap::Args;
 
 use super::local::Local;
-use super::{complain, say};
+use super::{print_error, say};
 use crate::config::Config;
 
 /// Remove what dead runs left behind: processes, control groups, files, network rules and links.
@@ -83,7 +83,7 @@ impl Gc {
             },
         ));
         for problem in &collected.problems {
-            complain(&Error::new(Code::Internal, problem.clone()));
+            print_error(&Error::new(Code::Internal, problem.clone()));
         }
         Ok(if collected.problems.is_empty() {
             ExitCode::SUCCESS

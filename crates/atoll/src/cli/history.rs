@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use super::commands;
 use super::events::print;
-use super::remote::{Remote, plain, say_json, text};
+use super::server_args::{Remote, plain, say_json, text};
 use super::sandbox::{since, state};
-use super::{heard, say};
+use super::{check_stdout, say};
 use crate::config::Config;
 
 /// The most entries of one page of the API.
@@ -118,7 +118,7 @@ impl History {
                 last = event["number"].as_i64().unwrap_or(last);
                 print(event, self.json);
             }
-            heard()?;
+            check_stdout()?;
             if events.is_empty() {
                 return Ok(());
             }

@@ -11,9 +11,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::org::find;
-use super::remote::{Remote, plain, say_json, text};
+use super::server_args::{Remote, plain, say_json, text};
 use super::sandbox::since;
-use super::{complain, note, say};
+use super::{print_error, eprint_line, say};
 use crate::config::Config;
 
 /// Make keys of a server, list and revoke them.
@@ -137,7 +137,7 @@ impl Create {
             return say_json(&made);
         }
         say(text(&made, "key"));
-        note(&format!(
+        eprint_line(&format!(
             "  {} is told this once: keep it where it is safe",
             text(&made, "keyID")
         ));
@@ -202,7 +202,7 @@ impl Rm {
                 match client.ask(&request).await {
                     Ok(_) => say(key),
                     Err(error) => {
-                        complain(&error);
+                        print_error(&error);
                         failed = failed.or(Some(error.code.exit_code()));
                     }
                 }

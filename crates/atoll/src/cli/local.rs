@@ -4,7 +4,7 @@ use atoll_client::Client;
 use atoll_model::Error;
 use clap::Args;
 
-use super::remote::Remote;
+use super::server_args::Remote;
 use crate::config::Config;
 
 /// The flag of a command that acts on this machine only.

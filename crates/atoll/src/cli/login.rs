@@ -7,9 +7,9 @@ use atoll_client::{Request, Target};
 use atoll_model::{Category, Code, Error};
 use clap::Args;
 
-use super::remote::client;
+use super::server_args::client;
 use super::run::{Signals, terminal::Raw};
-use super::{block_on, note};
+use super::{block_on, eprint_line};
 use crate::config::Config;
 use crate::config::profiles::{Profile, Profiles};
 
@@ -64,7 +64,7 @@ impl Login {
         profiles.profiles.insert(self.profile.clone(), profile);
         profiles.default = Some(self.profile.clone());
         profiles.write(file)?;
-        note(&format!(
+        eprint_line(&format!(
             "logged in to {target} as {:?}: {}",
             self.profile,
             file.display()
@@ -107,7 +107,7 @@ async fn key() -> Result<Result<String, i32>, Error> {
     };
     drop(silent);
     if asked {
-        note("");
+        eprint_line("");
     }
     let line = line
         .unwrap_or_else(|_| Ok(String::new()))

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use atoll_model::{Code, Error};
 use clap::Args;
 
-use super::note;
+use super::eprint_line;
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
@@ -37,10 +37,10 @@ impl Logout {
         profiles.profiles.remove(&name);
         profiles.default.take_if(|default| *default == name);
         profiles.write(file)?;
-        note(&format!("logged out of {url}: {name:?} is forgotten"));
+        eprint_line(&format!("logged out of {url}: {name:?} is forgotten"));
         if profiles.default.is_none() && !profiles.profiles.is_empty() {
             let left: Vec<&str> = profiles.profiles.keys().map(String::as_str).collect();
-            note(&format!("  --profile still finds: {}", left.join(", ")));
+            eprint_line(&format!("  --profile still finds: {}", left.join(", ")));
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use atoll_client::{Client, Exec, Request, Said, query};
+use atoll_client::{Client, Exec, Request, ExecEvent, query};
 use atoll_model::{Code, Error};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::remote::{Remote, below, find, text};
-use super::{heard, note, say, say_bytes};
+use super::server_args::{Remote, below, find, text};
+use super::{check_stdout, eprint_line, say, say_bytes};
 use crate::config::Config;
 
 /// Show what the commands of a sandbox wrote, one command after the other.
@@ -59,7 +59,7 @@ impl Logs {
             for line in answer.json()?.as_array().into_iter().flatten() {
                 self.show(line);
             }
-            heard()?;
+            check_stdout()?;
             match answer.next {
                 Some(next) => after = Some(next),
                 None => return Ok(()),
@@ -72,7 +72,7 @@ impl Logs {
         let mut events = client.events(Request::get(path));
         while let Some(event) = events.next().await? {
             self.show(&event.data);
-            heard()?;
+            check_stdout()?;
         }
         Ok(())
     }
@@ -89,13 +89,13 @@ impl Logs {
         let mut exec = Exec::find(client, id, text(&about, "execID"))?;
         loop {
             let (stream, bytes) = match exec.next().await? {
-                Said::Stdout(bytes) => ("stdout", bytes),
-                Said::Stderr(bytes) => ("stderr", bytes),
-                Said::Gap(missing) => {
-                    note(&format!("atoll: {missing} bytes are kept no more"));
+                ExecEvent::Stdout(bytes) => ("stdout", bytes),
+                ExecEvent::Stderr(bytes) => ("stderr", bytes),
+                ExecEvent::Gap(missing) => {
+                    eprint_line(&format!("atoll: {missing} bytes are kept no more"));
                     continue;
                 }
-                Said::Exit(_) => return Ok(()),
+                ExecEvent::Exit(_) => return Ok(()),
             };
             if self.json {
                 let text = String::from_utf8_lossy(&bytes);
@@ -103,7 +103,7 @@ impl Logs {
             } else {
                 say_bytes(&bytes);
             }
-            heard()?;
+            check_stdout()?;
         }
     }
 
@@ -113,7 +113,7 @@ impl Logs {
         }
         match text(line, "stream") {
             "stdout" | "stderr" => say_bytes(text(line, "text").as_bytes()),
-            "gap" => note("atoll: a part of the output is kept no more"),
+            "gap" => eprint_line("atoll: a part of the output is kept no more"),
             _ => {}
         }
     }

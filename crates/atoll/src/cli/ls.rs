@@ -10,10 +10,10 @@ use comfy_table::Table;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::remote::{Remote, plain, say_json, shortened, text};
-use super::run::named::{command, find, find_written, minds, open};
+use super::server_args::{Remote, plain, say_json, shortened, text};
+use super::run::named::{command, find, find_written, is_background_holder, open};
 use super::sandbox::{self, Filter, span};
-use super::{block_on, note, say};
+use super::{block_on, eprint_line, say};
 use crate::config::Config;
 
 /// How long a command that ended meanwhile may take to be told of.
@@ -102,7 +102,7 @@ impl Ls {
         } else {
             show(&sandboxes, &runs);
             if sandboxes.is_empty() && runs.is_empty() && self.filter.is_empty() {
-                note(
+                eprint_line(
                     "nothing is here: `atoll sandbox create` makes a sandbox of a server, \
                      `atoll run --name NAME -- CMD` starts a run",
                 );
@@ -157,7 +157,7 @@ async fn look(place: &NamedRun, config: &Config) -> Option<Line> {
         return Some(line(written, State::Attached));
     }
     let unknown = match (seen.served, seen.alive) {
-        (Some(pid), _) if !minds(&place.directory, pid) => State::Attached,
+        (Some(pid), _) if !is_background_holder(&place.directory, pid) => State::Attached,
         (Some(_), _) | (None, true) => State::Running,
         (None, false) => State::Lost,
     };

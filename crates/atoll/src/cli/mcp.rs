@@ -3,7 +3,7 @@
 //!
 //! Standard output belongs to the protocol; everything else goes to standard error.
 
-mod answer;
+mod output;
 mod command;
 mod files;
 mod sandboxes;
@@ -22,12 +22,12 @@ use rmcp::service::ServerInitializeError;
 use rmcp::transport::stdio;
 use serde_json::json;
 
-use super::remote::Remote;
+use super::server_args::Remote;
 use super::run::Signals;
 use super::sandbox::{Size, seconds};
-use super::{block_on, note};
+use super::{block_on, eprint_line};
 use crate::config::Config;
-use session::{Session, Whose};
+use session::{Session, SandboxScope};
 use tools::Server;
 
 /// A call that waits for a server which is started again must be answered before its host gives up, after a minute as a rule.
@@ -75,10 +75,10 @@ pub(crate) struct Mcp {
 
 impl Mcp {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        let client = self.remote.client(config)?.away(AWAY);
+        let client = self.remote.client(config)?.max_outage(AWAY);
         let session = Arc::new(Session::new(client, self.whose()?));
         if std::io::stdin().is_terminal() {
-            note(
+            eprint_line(
                 "atoll: this waits for an agent host; `atoll mcp --help` shows how to configure one",
             );
         }
@@ -96,9 +96,9 @@ impl Mcp {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn whose(&self) -> Result<Whose, Error> {
+    fn whose(&self) -> Result<SandboxScope, Error> {
         if let Some(name) = &self.sandbox {
-            return Ok(Whose::Given(name.clone()));
+            return Ok(SandboxScope::Given(name.clone()));
         }
         let mut asked = self.size.asked()?;
         asked.insert("timeout".into(), seconds("timeout", self.timeout)?);
@@ -107,7 +107,7 @@ impl Mcp {
                 .as_ref()
                 .map(|name| ("template".to_owned(), json!(name))),
         );
-        Ok(Whose::Own {
+        Ok(SandboxScope::Own {
             asked,
             network: self.size.net,
             timeout: self.timeout,

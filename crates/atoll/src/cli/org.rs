@@ -9,9 +9,9 @@ use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde_json::{Value, json};
 
-use super::remote::{Remote, plain, say_json, text};
+use super::server_args::{Remote, plain, say_json, text};
 use super::sandbox::{seconds, since, span};
-use super::{complain, say};
+use super::{print_error, say};
 use crate::config::Config;
 
 /// Make orgs of a server, list and remove them, and set their limits.
@@ -205,7 +205,7 @@ impl Rm {
                 match remove(client, org).await {
                     Ok(id) => say(&id),
                     Err(error) => {
-                        complain(&error);
+                        print_error(&error);
                         failed = failed.or(Some(error.code.exit_code()));
                     }
                 }

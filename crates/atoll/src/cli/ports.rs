@@ -7,7 +7,7 @@ use atoll_model::Error;
 use clap::Args;
 use comfy_table::Table;
 
-use super::remote::{Remote, below, find, say_json, text};
+use super::server_args::{Remote, below, find, say_json, text};
 use super::say;
 use crate::config::Config;
 

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use atoll_worker::template::{Progress, Stage};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::note;
+use super::eprint_line;
 
 /// Shows how a template comes to be.
 pub(crate) struct Bar {
@@ -33,7 +33,7 @@ impl Bar {
 
     pub(crate) fn show(&mut self, progress: &Progress) {
         if !self.told && self.shown.is_hidden() {
-            note(&format!("atoll: {} …", self.what));
+            eprint_line(&format!("atoll: {} …", self.what));
         }
         self.told = true;
         self.shown.set_message(match progress.stage {

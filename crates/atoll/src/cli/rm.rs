@@ -8,9 +8,9 @@ use atoll_worker::instance::named::NamedRun;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::remote::{Remote, below, text};
+use super::server_args::{Remote, below, text};
 use super::run::named::{open, unknown};
-use super::{block_on, complain, sandbox, say};
+use super::{block_on, print_error, sandbox, say};
 use crate::config::Config;
 
 /// Remove sandboxes of the server in use, or named runs of this machine, with their files.
@@ -50,7 +50,7 @@ impl Rm {
                     }
                     Ok(removed) => say(text(&removed, "name")),
                     Err(error) => {
-                        complain(&error);
+                        print_error(&error);
                         failed = failed.or(Some(error.code.exit_code()));
                     }
                 }

@@ -1,7 +1,7 @@
 //! `atoll run`: a sandbox for one command.
 
 pub(crate) mod named;
-mod served;
+mod remote;
 mod signals;
 mod streams;
 pub(crate) mod terminal;
@@ -20,9 +20,9 @@ use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, net
 use clap::Args;
 
 use super::progress::Bar;
-use super::remote::Remote;
+use super::server_args::Remote;
 use super::template::{store, variables};
-use super::{as_command, authorities, block_on, complain, note};
+use super::{as_command, authorities, block_on, print_error, eprint_line};
 use crate::config::Config;
 pub(crate) use signals::{Signals, ended_by};
 use streams::{copy, feed, on_terminal, stream};
@@ -138,7 +138,7 @@ impl Run {
             self.remote.configured(config)
         };
         as_command(server.and_then(|server| match (server, &self.name) {
-            (Some(client), _) => block_on(self.served(&client)).map_err(|error| {
+            (Some(client), _) => block_on(self.run_remote(&client)).map_err(|error| {
                 // ATOLL_API_KEY alone means the server of this machine, which may not run.
                 if error.code == Code::ServerUnreachable && client.target().is_socket() {
                     return error.remedy(
@@ -293,13 +293,13 @@ fn caller(user: Option<String>) -> RunAs {
 /// Says why a command was killed, if it was us or the kernel on our behalf.
 fn explain(status: &ExecStatus, limits: Limits, deadline: Option<Duration>) {
     if status.oom_killed {
-        note(&format!(
+        eprint_line(&format!(
             "atoll: killed: the sandbox ran out of memory ({}); give it more with --memory",
             limits.memory
         ));
     } else if status.timed_out {
         let after = deadline.unwrap_or_default();
-        note(&format!(
+        eprint_line(&format!(
             "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
         ));
     }
@@ -319,7 +319,7 @@ async fn bring_out(
             if code == 0 {
                 return Err(error);
             }
-            complain(&error);
+            print_error(&error);
         }
     }
     Ok(())
@@ -341,7 +341,7 @@ async fn keep(runtime: &LocalRuntime, id: &SandboxId, config: &Config) -> Result
     made.map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", kept.display())))?;
     let directory = kept.join(id.as_str());
     runtime.export_files(id, directory.clone()).await?;
-    note(&format!(
+    eprint_line(&format!(
         "atoll: kept {id}: what it wrote is in {}; remove it with atoll gc --kept",
         directory.join("upper").display()
     ));

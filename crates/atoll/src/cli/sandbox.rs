@@ -17,10 +17,10 @@ use comfy_table::Table;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::remote::{Remote, below, fields, find, plain, say_json, text};
+use super::server_args::{Remote, below, fields, find, plain, say_json, text};
 use super::rm::find_run;
 use super::template::variables;
-use super::{complain, note, say};
+use super::{print_error, eprint_line, say};
 use crate::config::Config;
 pub(crate) use filter::Filter;
 pub(crate) use lifetime::until;
@@ -252,7 +252,7 @@ impl Create {
         }
         say(text(&made, "sandboxID"));
         if let Some(notice) = lifetime::notice(&made) {
-            note(&format!("  {notice}"));
+            eprint_line(&format!("  {notice}"));
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ pub(crate) async fn create(client: &Client, asked: &Value) -> Result<Value, Erro
     let request = Request::post("/sandboxes", asked)
         .header("idempotency-key", key.as_str())
         .deadline(Duration::from_mins(2));
-    client.call(&request.repeatable()).await
+    client.call(&request.idempotent()).await
 }
 
 /// What a sandbox may use and reach, as the API wants it.
@@ -443,7 +443,7 @@ impl Several {
                     Ok(changed) => say(text(&changed, "sandboxID")),
                     Err(error) => {
                         let error = explain(error, name, config);
-                        complain(&error);
+                        print_error(&error);
                         failed = failed.or(Some(error.code.exit_code()));
                     }
                 }
@@ -474,7 +474,7 @@ pub(crate) async fn change(
     let request = match verb {
         Some("restart") => Request::post(below(&id, &["restart"]), &json!({})),
         // Asking for what is already so changes nothing.
-        Some(verb) => Request::post(below(&id, &[verb]), &json!({})).repeatable(),
+        Some(verb) => Request::post(below(&id, &[verb]), &json!({})).idempotent(),
         None => Request::delete(below(&id, &[])),
     };
     let changed = client
@@ -491,7 +491,7 @@ impl Timeout {
         let asked = json!({ "timeout": seconds("timeout", self.duration)? });
         let sandbox = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
-            let request = Request::post(below(&id, &["timeout"]), &asked).repeatable();
+            let request = Request::post(below(&id, &["timeout"]), &asked).idempotent();
             client.ask(&request).await?;
             client.call(&Request::get(below(&id, &[]))).await
         })?;

@@ -3,10 +3,10 @@
 pub(crate) mod database;
 mod descriptors;
 pub(crate) mod exceptions;
+mod observability;
+mod retry_bind;
 mod settings;
 pub(crate) mod storage;
-mod taken;
-mod watching;
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
@@ -30,11 +30,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::run::ensure_base;
-use super::{authorities, note, paint, say};
+use super::{authorities, eprint_line, paint, say};
 use crate::config::Config;
 use database::Unknown;
 use descriptors::{Share, Shares};
-use settings::{Complete, OnExit, Settings};
+use settings::{ResolvedSettings, OnExit, Settings};
 
 /// Where a server that runs says, in its data directory, at which address.
 pub(crate) const PLACE: &str = "run/url";
@@ -100,10 +100,10 @@ impl Serve {
     }
 }
 
-impl Complete {
+impl ResolvedSettings {
     /// Locks the data directory and checks its database, before anything else is done.
     async fn lock(&self) -> Result<DataLock, Error> {
-        let lock = taken::lock(&self.data).await?;
+        let lock = retry_bind::lock(&self.data).await?;
         let unknown = if self.rules.adopt_orphans {
             Unknown::Adopt
         } else {
@@ -120,7 +120,7 @@ impl Complete {
         tls: Option<Tls>,
         authorities: Vec<String>,
     ) -> Result<(), Error> {
-        let listener = taken::listen(self.listen, taken::PATIENCE).await;
+        let listener = retry_bind::listen(self.listen, retry_bind::PATIENCE).await;
         let listener = listener.map_err(|error| {
             Error::new(
                 Code::Conflict,
@@ -128,7 +128,7 @@ impl Complete {
             )
             .remedy("choose another place with --listen ADDR:PORT")
         })?;
-        find_out_the_gone(&listener).map_err(|error| failed("set up the listener", &error))?;
+        enable_tcp_keepalive(&listener).map_err(|error| failed("set up the listener", &error))?;
         let metrics = self.watching.metrics_listener().await?;
         let at = listener
             .local_addr()
@@ -159,28 +159,28 @@ impl Complete {
         let socket = operators_socket(&config.data)?;
         let http_metrics = HttpMetrics::default();
         if let Some(metrics) = &metrics {
-            watching::tell_metrics(metrics)?;
+            observability::tell_metrics(metrics)?;
         }
         // Before anybody knows that it serves: who says so at once is heard.
         let asked = Asked::listen()?;
         exceptions::record(&config.data, &self.exceptions)?;
         let place = config.data.join(PLACE);
-        write_whole(&place, &self.url(at))?;
-        self.greet(&core, config, at).await?;
+        write_atomic(&place, &self.url(at))?;
+        self.print_startup(&core, config, at).await?;
 
         let (stop, stopped) = watch::channel(false);
         let exporter = atoll_server::exporter(&core, &http_metrics, self.hosts());
         let open = atoll_server::router(
             core.clone(),
             http_metrics.clone(),
-            self.visitors(AuthMode::Trusted),
+            self.server_config(AuthMode::Trusted),
         );
         let auth = if self.dev {
             AuthMode::Trusted
         } else {
             AuthMode::ApiKeys
         };
-        let public = atoll_server::router(core.clone(), http_metrics, self.visitors(auth));
+        let public = atoll_server::router(core.clone(), http_metrics, self.server_config(auth));
         let listening = match tls.clone() {
             Some(tls) => Listener::Tls(listener, tls),
             None => Listener::Plain(listener),
@@ -199,8 +199,8 @@ impl Complete {
             serve(Listener::Plain(metrics), exporter, shares.metrics);
         }
         drop(opening);
-        asked.until_end(tls.as_ref()).await;
-        note(match self.on_exit {
+        asked.wait_for_shutdown(tls.as_ref()).await;
+        eprint_line(match self.on_exit {
             OnExit::Keep => "ending: requests under way are finished, sandboxes go on",
             OnExit::Destroy => "ending: requests under way are finished, sandboxes are deleted",
         });
@@ -240,7 +240,7 @@ impl Complete {
         lower.collect()
     }
 
-    fn visitors(&self, auth: AuthMode) -> ServerConfig {
+    fn server_config(&self, auth: AuthMode) -> ServerConfig {
         ServerConfig {
             auth,
             hosts: self.hosts(),
@@ -251,7 +251,7 @@ impl Complete {
 
     /// Makes the first key, unless `admin.key` has a key of this database or an admin's key was ever used: an operator who
     /// removes the file after that wants no other. Says how to begin.
-    async fn greet(&self, core: &Core, config: &Config, at: SocketAddr) -> Result<(), Error> {
+    async fn print_startup(&self, core: &Core, config: &Config, at: SocketAddr) -> Result<(), Error> {
         let file = config.data.join("admin.key");
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{at}");
@@ -267,13 +267,13 @@ impl Complete {
             let made = core.create_key(&operator, request).await?;
             // A power cut must not leave a file with a key that the database lost.
             core.sync().await?;
-            write_whole(&file, &made.secret)?;
+            write_atomic(&file, &made.secret)?;
             if std::io::stdout().is_terminal() {
                 say(&format!("key      {}", made.secret));
             }
         }
         // Before the line that others wait for: who has read it has the warnings too.
-        let warn = |text: &str| note(&format!("{}: {text}", paint("33", "warning")));
+        let warn = |text: &str| eprint_line(&format!("{}: {text}", paint("33", "warning")));
         if self.dev {
             warn("everybody on this machine may do everything (--dev)");
         }
@@ -299,7 +299,7 @@ impl Complete {
 
 /// Has the kernel ask clients from which nothing comes whether they are still there: many streams are silent for
 /// hours. Connections have it from their listener.
-fn find_out_the_gone(listener: &TcpListener) -> std::io::Result<()> {
+fn enable_tcp_keepalive(listener: &TcpListener) -> std::io::Result<()> {
     const SILENT: Duration = Duration::from_mins(1);
     const AGAIN: Duration = Duration::from_secs(15);
     sockopt::set_socket_keepalive(listener, true)?;
@@ -309,7 +309,7 @@ fn find_out_the_gone(listener: &TcpListener) -> std::io::Result<()> {
 }
 
 /// Whole or not at all, and for root alone.
-fn write_whole(file: &Path, line: &str) -> Result<(), Error> {
+fn write_atomic(file: &Path, line: &str) -> Result<(), Error> {
     let new = file.with_extension("new");
     let opened = std::fs::OpenOptions::new()
         .write(true)
@@ -364,7 +364,7 @@ async fn open_store(data: &Path) -> Result<Store, Error> {
     let (store, instance, recorded) =
         opened.map_err(|error: atoll_store::Error| database::unusable(data, &error))?;
     if recorded.as_ref() != Some(&instance) {
-        write_whole(&data.join(database::INSTANCE), instance.as_str())?;
+        write_atomic(&data.join(database::INSTANCE), instance.as_str())?;
     }
     Ok(store)
 }
@@ -373,7 +373,7 @@ async fn open_store(data: &Path) -> Result<Store, Error> {
 fn signer(data: &Path) -> Result<Signer, Error> {
     let file = data.join("signing.key");
     if !file.exists() {
-        write_whole(&file, &atoll_core::random_secret_hex())?;
+        write_atomic(&file, &atoll_core::random_secret_hex())?;
     }
     let secret = std::fs::read_to_string(&file);
     Signer::new(
@@ -414,7 +414,7 @@ impl Asked {
     }
 
     /// Until somebody says so; meanwhile the certificate is read again whenever somebody says that.
-    async fn until_end(mut self, tls: Option<&Tls>) {
+    async fn wait_for_shutdown(mut self, tls: Option<&Tls>) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,

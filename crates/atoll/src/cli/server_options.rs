@@ -8,7 +8,7 @@ use atoll_model::Error;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command};
 
-/// The options, as global ones. [`super::remote::Remote`] describes them.
+/// The options, as global ones. [`super::server_args::Remote`] describes them.
 #[derive(Debug, Args)]
 pub(super) struct ServerOptions {
     #[arg(long, global = true, hide = true, value_name = "URL")]

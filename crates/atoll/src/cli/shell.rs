@@ -9,7 +9,7 @@ use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use atoll_client::{Client, Exec, Exit, Failure, Heard, Patience, Request, Socket};
+use atoll_client::{Client, Exec, Exit, RequestError, Frame, RetryPolicy, Request, Socket};
 use atoll_model::{Category, Code, Error, RequestId, TerminalSize};
 use bytes::Bytes;
 use clap::Args;
@@ -19,10 +19,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::exec::{Lost, explain_lost, read_input};
-use super::remote::{Remote, below, find, text};
+use super::server_args::{Remote, below, find, text};
 use super::run::{Signals, terminal};
 use super::template::variables;
-use super::{as_command, note};
+use super::{as_command, eprint_line};
 use crate::config::Config;
 use terminals::Terminals;
 
@@ -187,7 +187,7 @@ impl<'a> Session<'a> {
         let key = RequestId::random();
         let begin = Request::post(below(sandbox, &["pty"]), &body);
         let begin = begin.header("idempotency-key", key.as_str());
-        let made = client.call(&begin.repeatable()).await?;
+        let made = client.call(&begin.idempotent()).await?;
         Ok(Self::attach(client, sandbox, text(&made, "ptyID")))
     }
 
@@ -196,14 +196,14 @@ impl<'a> Session<'a> {
         let path = below(self.sandbox, &["pty", &self.id]);
         // Before anything is changed: nobody may be there.
         let mut next = match self.client.socket(&path).await {
-            Err(failure @ Failure::Unreachable(_)) => return Err(failure.into()),
+            Err(failure @ RequestError::Unreachable(_)) => return Err(failure.into()),
             next => next,
         };
         let raw = terminal::Raw::new()?;
         let mut keys = read_input();
         let mut resized = signal(SignalKind::window_change())
             .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))?;
-        let mut patience = Patience::new(true);
+        let mut patience = RetryPolicy::new(true);
         // Keys that nobody could be told.
         let mut held = Vec::new();
         let left = |number| Exit {
@@ -228,10 +228,10 @@ impl<'a> Session<'a> {
                 }
                 Err(failure) => failure,
             };
-            if let Failure::Refused(error) = failure {
+            if let RequestError::Rejected(error) = failure {
                 break self.over(error).await;
             }
-            if !patience.has_tried() {
+            if !patience.is_retry() {
                 say_aside("the connection broke; waiting for the server. Ctrl-C gives up");
             }
             let again = async {
@@ -257,7 +257,7 @@ impl<'a> Session<'a> {
         };
         drop(raw);
         if ended.is_err() {
-            note("");
+            eprint_line("");
         }
         ended
     }
@@ -275,7 +275,7 @@ impl<'a> Session<'a> {
             exit = self.show(signals) => return exit,
             () = tokio::time::sleep(time) => {}
         }
-        note("");
+        eprint_line("");
         let program = Exec::find(self.client, self.sandbox, &self.program())?;
         program.remote().signal(9).await?;
         Ok(Exit {
@@ -332,8 +332,8 @@ async fn joined(
     socket: &mut Socket,
     (keys, held): (&mut mpsc::Receiver<Vec<u8>>, &mut Vec<u8>),
     resized: &mut Signal,
-    patience: &mut Patience,
-) -> Result<(), Failure> {
+    patience: &mut RetryPolicy,
+) -> Result<(), RequestError> {
     let mut screen = tokio::io::stdout();
     let (mut first, mut listening) = (true, true);
     resize(socket).await?;
@@ -343,7 +343,7 @@ async fn joined(
         }
         tokio::select! {
             heard = socket.next() => match heard? {
-                Heard::Bytes(bytes) => {
+                Frame::Bytes(bytes) => {
                     patience.reset();
                     // What comes first is for an empty screen.
                     let before: &[u8] = if first { b"\x1b[H\x1b[2J" } else { b"" };
@@ -357,8 +357,8 @@ async fn joined(
                         return Ok(());
                     }
                 }
-                Heard::Text(_) => {}
-                Heard::Over => return Ok(()),
+                Frame::Text(_) => {}
+                Frame::Over => return Ok(()),
             },
             typed = keys.recv(), if listening => match typed {
                 Some(typed) => held.extend_from_slice(&typed),
@@ -370,7 +370,7 @@ async fn joined(
 }
 
 /// Tells a terminal the size of ours.
-async fn resize(socket: &mut Socket) -> Result<(), Failure> {
+async fn resize(socket: &mut Socket) -> Result<(), RequestError> {
     let size = terminal::current(std::io::stdout().as_fd());
     let word = json!({ "type": "resize", "cols": size.columns, "rows": size.rows });
     socket.say(word.to_string()).await

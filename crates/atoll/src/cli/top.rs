@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::remote::{Remote, below, plain, say_json, text};
+use super::server_args::{Remote, below, plain, say_json, text};
 use super::run::Signals;
 use super::sandbox::{since, span, state, until};
 use super::say;

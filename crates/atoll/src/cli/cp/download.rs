@@ -6,7 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use atoll_client::{Client, Failure, Patience, Request};
+use atoll_client::{Client, RequestError, RetryPolicy, Request};
 use atoll_model::{Code, Error};
 use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
@@ -65,17 +65,17 @@ pub(crate) async fn file(
     out: &mut impl Write,
     told: &mut impl FnMut(u64),
 ) -> Result<(), Error> {
-    let mut patience = Patience::new(true);
+    let mut patience = RetryPolicy::new(true);
     let (mut position, mut size) = (0_u64, None::<String>);
     loop {
         let mut request = Request::get(path);
         if position > 0 {
             request = request.header("range", format!("bytes={position}-"));
         }
-        let response = match client.once(&request).await {
+        let response = match client.send_once(&request).await {
             Ok(response) => response,
             // All had come but the end of the answer.
-            Err(Failure::Refused(error))
+            Err(RequestError::Rejected(error))
                 if position > 0
                     && error.code == Code::RangeNotSatisfiable
                     && error.details.get("size") == Some(&position.to_string()) =>
@@ -119,7 +119,7 @@ pub(crate) async fn file(
             }
         };
         let message = format!("the connection to {} broke: {broke}", client.target());
-        let failure = Failure::Broken(Error::new(Code::Timeout, message));
+        let failure = RequestError::ConnectionLost(Error::new(Code::Timeout, message));
         patience.after(client, failure).await?;
     }
 }

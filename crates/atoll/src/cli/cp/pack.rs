@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use atoll_client::{Answer, Body, Client, Failure, Patience, Request};
+use atoll_client::{Response, Body, Client, RequestError, RetryPolicy, Request};
 use atoll_model::{Code, Error};
 use bytes::{Bytes, BytesMut};
 use http_body_util::StreamBody;
@@ -20,7 +20,7 @@ use serde_json::Value;
 use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
-use super::super::remote::plain;
+use super::super::server_args::plain;
 use super::{bar, tell_left_out};
 
 /// How much is sent at a time.
@@ -46,7 +46,7 @@ pub(super) async fn file(
     source: &Path,
     size: u64,
 ) -> Result<(), Error> {
-    let patience = Patience::new(true);
+    let patience = RetryPolicy::new(true);
     send_file(client, &put(path), patience, source, size)
         .await
         .map(|_| ())
@@ -57,7 +57,7 @@ pub(super) async fn file(
 pub(crate) async fn template(client: &Client, path: &str, source: &Path) -> Result<Value, Error> {
     let found = fs::metadata(source).map_err(|error| unreadable(source, &error))?;
     let request = Request::post_bytes(path, Bytes::new());
-    let patience = Patience::new(false);
+    let patience = RetryPolicy::new(false);
     let answer = if found.is_dir() {
         send_tree(client, &request, patience, source, Attributes::All).await?
     } else {
@@ -73,10 +73,10 @@ fn put(path: &str) -> Request {
 async fn send_file(
     client: &Client,
     request: &Request,
-    patience: Patience,
+    patience: RetryPolicy,
     source: &Path,
     size: u64,
-) -> Result<Answer, Error> {
+) -> Result<Response, Error> {
     let shown = bar(&name(source), Some(size));
     let source = source.to_owned();
     let sent = send(client, request, patience, &shown, move |mut out| {
@@ -97,7 +97,7 @@ async fn send_file(
 
 /// Sends a directory, with all that is below, as an archive.
 pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Result<(), Error> {
-    let (request, patience) = (put(path), Patience::new(true));
+    let (request, patience) = (put(path), RetryPolicy::new(true));
     let sent = send_tree(client, &request, patience, source, Attributes::Permissions);
     let answer = sent.await?.json()?;
     let skipped = answer["skippedEntries"].as_array();
@@ -116,10 +116,10 @@ pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Res
 async fn send_tree(
     client: &Client,
     request: &Request,
-    patience: Patience,
+    patience: RetryPolicy,
     source: &Path,
     attributes: Attributes,
-) -> Result<Answer, Error> {
+) -> Result<Response, Error> {
     // The whole is only worth knowing for somebody who looks.
     let shown = bar(&name(source), None);
     let left_out = Arc::new(Mutex::new((0, Vec::new())));
@@ -147,10 +147,10 @@ async fn send_tree(
 async fn send(
     client: &Client,
     request: &Request,
-    mut patience: Patience,
+    mut patience: RetryPolicy,
     shown: &ProgressBar,
     work: impl Fn(Out) -> Result<(), Error> + Clone + Send + 'static,
-) -> Result<Answer, Error> {
+) -> Result<Response, Error> {
     loop {
         shown.set_position(0);
         let failed = Arc::new(Mutex::new(None));
@@ -166,11 +166,11 @@ async fn send(
             }
         });
         let answer = tokio::select! {
-            answer = client.pour(request, body) => answer,
+            answer = client.upload(request, body) => answer,
             () = stalled(&sent) => {
                 let seconds = STALLED.as_secs();
                 let message = format!("{} takes nothing for {seconds} s", client.target());
-                Err(Failure::Broken(Error::new(Code::Timeout, message)))
+                Err(RequestError::ConnectionLost(Error::new(Code::Timeout, message)))
             }
         };
         let own = failed.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -180,7 +180,7 @@ async fn send(
                 return Ok(answer);
             }
             // A reader that went away is the server's story.
-            (Err(Failure::Broken(_)), Some(error)) if error.code != Code::Timeout => {
+            (Err(RequestError::ConnectionLost(_)), Some(error)) if error.code != Code::Timeout => {
                 return Err(error);
             }
             (Err(failure), _) => patience.after(client, failure).await?,

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use atoll_client::{Client, Failure, Patience, Request};
+use atoll_client::{Client, RequestError, RetryPolicy, Request};
 use atoll_model::{Code, Error};
 use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
 use tokio::sync::mpsc;
 
-use super::super::remote::plain;
+use super::super::server_args::plain;
 use super::download::unwritable;
 use super::{bar, tell_left_out};
 
@@ -30,10 +30,10 @@ const SILENCE: Duration = Duration::from_mins(1);
 /// Takes a directory out, with all that is below; again from the beginning if the line breaks.
 pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Result<(), Error> {
     let shown = bar(&target.display().to_string(), None);
-    let mut patience = Patience::new(true);
+    let mut patience = RetryPolicy::new(true);
     loop {
         shown.set_position(0);
-        let response = match client.once(&Request::get(path)).await {
+        let response = match client.send_once(&Request::get(path)).await {
             Ok(response) => response,
             Err(failure) => {
                 patience.after(client, failure).await?;
@@ -64,7 +64,7 @@ pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Res
         let unpacked = unpacked.await;
         if let Some(why) = broke {
             let message = format!("the connection to {} broke: {why}", client.target());
-            let failure = Failure::Broken(Error::new(Code::Timeout, message));
+            let failure = RequestError::ConnectionLost(Error::new(Code::Timeout, message));
             patience.after(client, failure).await?;
             continue;
         }

@@ -4,7 +4,7 @@ use atoll_client::{Client, Exit, Request, path};
 use atoll_model::{Category, Code, Error};
 use serde_json::Value;
 
-use super::super::remote::{below, text};
+use super::super::server_args::{below, text};
 
 /// Exit code of a command whose sandbox's lifetime ended: a deadline, as of `timeout(1)`.
 const LIFETIME_ENDED: &str = "124";

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Common, look};
 use crate::cli::block_on;
-use crate::cli::remote::{each, find};
+use crate::cli::server_args::{each, find};
 use crate::config::Config;
 
 /// What becomes of the source.
@@ -143,7 +143,7 @@ impl Common {
                 asked["path"] = json!(path);
                 let request = Request::post(self.path(&id, &[call], &[]), &asked);
                 // The same twice is the same.
-                client.ask(&request.repeatable()).await.map(|_| ())
+                client.ask(&request.idempotent()).await.map(|_| ())
             };
             Ok(each(paths, change).await)
         })

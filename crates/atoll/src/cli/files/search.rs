@@ -6,8 +6,8 @@ use clap::Args;
 use serde_json::Value;
 
 use super::Common;
-use crate::cli::remote::{find, plain, say_json, text};
-use crate::cli::{note, say};
+use crate::cli::server_args::{find, plain, say_json, text};
+use crate::cli::{eprint_line, say};
 use crate::config::Config;
 
 /// Find files by name, by text in them, or by both.
@@ -58,7 +58,7 @@ impl Search {
             say(&line(&self.path, file));
         }
         if found["truncated"] == true {
-            note(&format!(
+            eprint_line(&format!(
                 "atoll: these are the first {limit}; --limit shows more"
             ));
         }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use atoll_client::{Exec, Exit, Said};
+use atoll_client::{Exec, Exit, ExecEvent};
 use atoll_model::Error;
 use rmcp::RoleServer;
 use rmcp::model::{ProgressNotificationParam, ProgressToken};
@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::super::exec::{Lost, find_end, is_killed};
-use super::answer::{Ends, Told, whole};
-use super::tools::{About, Nature, Place, Sandbox, Tool, cancelled};
+use super::output::{HeadAndTail, ToolOutput, whole};
+use super::tools::{About, ToolEffect, ToolContext, Sandbox, Tool, cancelled};
 
 /// Seconds, if nothing is said.
 const USUAL: f64 = 60.0;
@@ -49,11 +49,11 @@ impl Tool for RunCommand {
         description: "Run a command in the sandbox and get what it writes and how it ends. Each call is a new shell; files stay. \
             Of long output only the beginning and the end are told. To leave something running, end the line with & and send its \
             output to a file.",
-        nature: Nature::Runs,
+        nature: ToolEffect::Runs,
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let timeout = self.timeout.unwrap_or(USUAL);
         if timeout <= 0.0 {
             let message = format!("timeout is {timeout}");
@@ -67,9 +67,9 @@ impl Tool for RunCommand {
         let asked = self.asked(timeout);
         let mut exec = Exec::start(place.client, &place.sandbox, &asked).await?;
         let remote = exec.remote();
-        let news = News::default();
+        let news = PendingOutput::default();
         let teller = place.context.meta.get_progress_token();
-        let teller = teller.map(|token| Teller {
+        let teller = teller.map(|token| ProgressReporter {
             peer: &place.context.peer,
             token,
             begun: Instant::now(),
@@ -126,25 +126,25 @@ impl RunCommand {
 /// What a command wrote, and how it ended.
 #[derive(Debug, Default)]
 struct Output {
-    stdout: Ends,
-    stderr: Ends,
+    stdout: HeadAndTail,
+    stderr: HeadAndTail,
     /// So much was written faster than it could be read.
     lost: u64,
     exit: Exit,
 }
 
 /// Reads a command to its end.
-async fn output(exec: &mut Exec<'_>, news: &News) -> Result<Output, Error> {
+async fn output(exec: &mut Exec<'_>, news: &PendingOutput) -> Result<Output, Error> {
     let mut output = Output::default();
     loop {
         let (stream, bytes) = match exec.next().await? {
-            Said::Stdout(bytes) => (&mut output.stdout, bytes),
-            Said::Stderr(bytes) => (&mut output.stderr, bytes),
-            Said::Gap(bytes) => {
+            ExecEvent::Stdout(bytes) => (&mut output.stdout, bytes),
+            ExecEvent::Stderr(bytes) => (&mut output.stderr, bytes),
+            ExecEvent::Gap(bytes) => {
                 output.lost += bytes;
                 continue;
             }
-            Said::Exit(exit) => return Ok(Output { exit, ..output }),
+            ExecEvent::Exit(exit) => return Ok(Output { exit, ..output }),
         };
         stream.push(&bytes);
         news.push(&bytes);
@@ -153,7 +153,7 @@ async fn output(exec: &mut Exec<'_>, news: &News) -> Result<Output, Error> {
 
 impl Output {
     /// `end` is why its sandbox ended while it ran.
-    fn told(&self, timeout: f64, end: Option<Error>) -> Told {
+    fn told(&self, timeout: f64, end: Option<Error>) -> ToolOutput {
         let (stdout, stderr) = (self.stdout.text(), self.stderr.text());
         let mut parts = Vec::new();
         if !stdout.is_empty() {
@@ -172,7 +172,7 @@ impl Output {
         if parts.is_empty() {
             parts.push("[no output]".into());
         }
-        Told::new(parts.join("\n"))
+        ToolOutput::new(parts.join("\n"))
     }
 }
 
@@ -195,9 +195,9 @@ fn ending(exit: Exit, timeout: f64) -> Option<String> {
 
 /// What the host has not heard yet; the beginning of much is left out.
 #[derive(Debug, Default)]
-struct News(Mutex<Vec<u8>>);
+struct PendingOutput(Mutex<Vec<u8>>);
 
-impl News {
+impl PendingOutput {
     fn push(&self, bytes: &[u8]) {
         let mut news = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         news.extend_from_slice(bytes);
@@ -215,16 +215,16 @@ impl News {
 }
 
 /// Tells a host that wants to know how a command goes on.
-struct Teller<'a> {
+struct ProgressReporter<'a> {
     peer: &'a Peer<RoleServer>,
     token: ProgressToken,
     begun: Instant,
     timeout: f64,
 }
 
-impl Teller<'_> {
+impl ProgressReporter<'_> {
     /// Again and again.
-    async fn tell(&self, news: &News) -> Infallible {
+    async fn tell(&self, news: &PendingOutput) -> Infallible {
         let mut last = Instant::now();
         loop {
             sleep(TOLD).await;
@@ -237,7 +237,7 @@ impl Teller<'_> {
     }
 
     /// What was not told yet.
-    async fn rest(&self, news: &News) {
+    async fn rest(&self, news: &PendingOutput) {
         let new = news.take();
         if !new.is_empty() {
             self.say(&new).await;

@@ -10,10 +10,10 @@ use atoll_model::Error;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::super::remote::file_call;
-use super::tools::Place;
+use super::super::server_args::file_call;
+use super::tools::ToolContext;
 
-impl Place<'_> {
+impl ToolContext<'_> {
     /// A call about a path.
     fn call(&self, call: &[&str], path: &str) -> String {
         file_call(&self.sandbox, call, &[("path", path)], None)

@@ -6,10 +6,10 @@ use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::remote::text;
+use super::super::server_args::text;
 use super::super::sandbox::state;
-use super::answer::{Rows, Told};
-use super::tools::{About, Nature, Place, Sandbox, Tool};
+use super::output::{ListOutput, ToolOutput};
+use super::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
 
 /// How many are listed.
 const MOST: usize = 100;
@@ -36,18 +36,18 @@ impl Tool for CreateSandbox {
         name: "create_sandbox",
         title: "Create a sandbox",
         description: "Make another sandbox, beside the session's own, which needs no call. Tools use it when its id or name is their `sandbox`.",
-        nature: Nature::Adds,
+        nature: ToolEffect::Adds,
         sandbox: Sandbox::None,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let mut said = Map::new();
         for (name, value) in [("alias", self.name), ("template", self.template)] {
             said.extend(value.map(|value| (name.to_owned(), json!(value))));
         }
         let made = place.session.make(said).await?;
         let told = format!("made the sandbox {}", titled(&made));
-        Ok(Told::new(told))
+        Ok(ToolOutput::new(told))
     }
 }
 
@@ -60,16 +60,16 @@ impl Tool for ListSandboxes {
         name: "list_sandboxes",
         title: "List sandboxes",
         description: "List the sandboxes that there are, newest first, at most 100.",
-        nature: Nature::Reads,
+        nature: ToolEffect::Reads,
         sandbox: Sandbox::None,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let limit = MOST.to_string();
         let request = Request::get(query("/sandboxes", &[("limit", &limit)]));
         let answer = place.client.ask(&request).await?;
         let (usual, listed) = (place.session.usual().await, answer.json()?);
-        let mut rows = Rows::new(answer.next.is_some());
+        let mut rows = ListOutput::new(answer.next.is_some());
         for sandbox in listed.as_array().into_iter().flatten() {
             let id = text(sandbox, "sandboxID");
             let own = usual.as_deref() == Some(id);
@@ -90,13 +90,13 @@ impl Tool for RemoveSandbox {
         name: "remove_sandbox",
         title: "Remove a sandbox",
         description: "Remove a sandbox with everything that runs in it and all its files. It does not come back.",
-        nature: Nature::Replaces,
+        nature: ToolEffect::Replaces,
         sandbox: Sandbox::Named,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         place.session.remove(&place.sandbox).await?;
         let text = format!("removed the sandbox {}", place.sandbox);
-        Ok(Told::new(text))
+        Ok(ToolOutput::new(text))
     }
 }

@@ -14,16 +14,16 @@ use tokio::sync::RwLock;
 use tokio::time::{sleep, timeout};
 
 use super::super::exec::{Lost, find_end};
-use super::super::note;
-use super::super::remote::{below, find, text};
+use super::super::eprint_line;
+use super::super::server_args::{below, find, text};
 use super::super::sandbox::create;
 
 /// What the end of a session may take: a host waits a few seconds.
 const END: Duration = Duration::from_secs(10);
 
-/// Whose sandboxes the tools work in.
+/// SandboxScope sandboxes the tools work in.
 #[derive(Debug)]
-pub(super) enum Whose {
+pub(super) enum SandboxScope {
     /// One that was there before.
     Given(String),
     /// The session's, made like this.
@@ -38,7 +38,7 @@ pub(super) enum Whose {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
-    pub(super) whose: Whose,
+    pub(super) whose: SandboxScope,
     /// The sandbox of tools that name none. Held while it is made: two first calls make one.
     usual: tokio::sync::Mutex<Option<String>>,
     made: Mutex<BTreeSet<String>>,
@@ -49,7 +49,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new(client: Client, whose: Whose) -> Self {
+    pub(super) fn new(client: Client, whose: SandboxScope) -> Self {
         Self {
             client,
             whose,
@@ -62,7 +62,7 @@ impl Session {
 
     /// Sandboxes can be made, named and removed.
     pub(super) fn is_free(&self) -> bool {
-        matches!(self.whose, Whose::Own { .. })
+        matches!(self.whose, SandboxScope::Own { .. })
     }
 
     /// The sandbox that a tool works in.
@@ -75,8 +75,8 @@ impl Session {
             return Ok(id.clone());
         }
         let id = match &self.whose {
-            Whose::Given(name) => find(&self.client, name).await?,
-            Whose::Own { .. } => text(&self.make(Map::new()).await?, "sandboxID").to_owned(),
+            SandboxScope::Given(name) => find(&self.client, name).await?,
+            SandboxScope::Own { .. } => text(&self.make(Map::new()).await?, "sandboxID").to_owned(),
         };
         *usual = Some(id.clone());
         Ok(id)
@@ -89,7 +89,7 @@ impl Session {
 
     /// Makes one, as the session makes them but for what is said here.
     pub(super) async fn make(&self, said: Map<String, Value>) -> Result<Value, Error> {
-        let Whose::Own { asked, .. } = &self.whose else {
+        let SandboxScope::Own { asked, .. } = &self.whose else {
             return Err(Error::new(
                 Code::Internal,
                 "this session makes no sandboxes",
@@ -137,7 +137,7 @@ impl Session {
             ..error.clone()
         };
         match (error.code, &self.whose) {
-            (Code::SandboxNotFound, Whose::Given(given)) => {
+            (Code::SandboxNotFound, SandboxScope::Given(given)) => {
                 self.forget(name).await;
                 let known = end.map_or_else(String::new, |end| format!(": {end}"));
                 say(format!(
@@ -145,18 +145,18 @@ impl Session {
                 ))
                 .remedy("tell the user: `atoll mcp --sandbox` names another")
             }
-            (Code::SandboxNotFound, Whose::Own { .. }) if self.forget(name).await => {
+            (Code::SandboxNotFound, SandboxScope::Own { .. }) if self.forget(name).await => {
                 let known = end.map_or_else(String::new, |end| format!(": {end}"));
                 say(format!(
                     "the session's own sandbox {name} is gone, with its files{known}"
                 ))
                 .remedy("the next call makes another one")
             }
-            (Code::SandboxNotFound, Whose::Own { .. }) => {
+            (Code::SandboxNotFound, SandboxScope::Own { .. }) => {
                 error.remedy("list_sandboxes tells which there are")
             }
             (Code::SandboxStopped, _) if self.made().contains(name) => {
-                let start = Request::post(below(name, &["start"]), &json!({})).repeatable();
+                let start = Request::post(below(name, &["start"]), &json!({})).idempotent();
                 match self.client.ask(&start).await {
                     Ok(_) => say(format!("{}; it was started again", error.message))
                         .remedy("try again: its files are there, and what ran in it is not"),
@@ -178,7 +178,7 @@ impl Session {
 
     /// Says again and again that the session is there.
     pub(super) async fn renew(&self) {
-        let Whose::Own { timeout, .. } = self.whose else {
+        let SandboxScope::Own { timeout, .. } = self.whose else {
             return std::future::pending().await;
         };
         if timeout.is_zero() {
@@ -189,7 +189,7 @@ impl Session {
             sleep((timeout / 3).max(Duration::from_secs(1))).await;
             let made = self.made().clone();
             for id in made {
-                let request = Request::post(below(&id, &["timeout"]), &asked).repeatable();
+                let request = Request::post(below(&id, &["timeout"]), &asked).idempotent();
                 match self.client.ask(&request).await {
                     // The next tool that is used there tells the agent.
                     Err(error) if error.code == Code::SandboxNotFound => {
@@ -209,7 +209,7 @@ impl Session {
             for id in made.iter().filter(|_| !keep) {
                 match self.client.ask(&Request::delete(below(id, &[]))).await {
                     Err(error) if error.code != Code::SandboxNotFound => {
-                        note(&format!("atoll: {id} is left: {error}"));
+                        eprint_line(&format!("atoll: {id} is left: {error}"));
                     }
                     _ => {
                         self.made().remove(id);
@@ -219,7 +219,7 @@ impl Session {
         });
         if ended.await.is_err() {
             let left: Vec<String> = self.made().iter().cloned().collect();
-            note(&format!(
+            eprint_line(&format!(
                 "atoll: the server does not answer; what was made may be left: {}",
                 left.join(", ")
             ));

@@ -18,8 +18,8 @@ use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::answer::{Told, failed};
-use super::session::{Session, Whose};
+use super::output::{ToolOutput, failed};
+use super::session::{Session, SandboxScope};
 use super::{command, files, sandboxes};
 
 /// What is true of a tool whatever it is given.
@@ -30,13 +30,13 @@ pub(super) struct About {
     pub(super) title: &'static str,
     /// For agents.
     pub(super) description: &'static str,
-    pub(super) nature: Nature,
+    pub(super) nature: ToolEffect,
     pub(super) sandbox: Sandbox,
 }
 
 /// What a tool may do to what is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Nature {
+pub(super) enum ToolEffect {
     /// Nothing.
     Reads,
     /// Something new comes.
@@ -60,7 +60,7 @@ pub(super) enum Sandbox {
 }
 
 /// Where a call works.
-pub(super) struct Place<'a> {
+pub(super) struct ToolContext<'a> {
     pub(super) session: &'a Session,
     pub(super) client: &'a Client,
     /// Id or name; empty for tools that work in none.
@@ -71,7 +71,7 @@ pub(super) struct Place<'a> {
 /// A tool, with what it was given.
 pub(super) trait Tool: DeserializeOwned + JsonSchema + Send + 'static {
     const ABOUT: About;
-    fn work(self, place: Place<'_>) -> impl Future<Output = Result<Told, Error>> + Send;
+    fn work(self, place: ToolContext<'_>) -> impl Future<Output = Result<ToolOutput, Error>> + Send;
 }
 
 macro_rules! tools {
@@ -88,7 +88,7 @@ macro_rules! tools {
             name: &str,
             given: JsonObject,
             context: &RequestContext<RoleServer>,
-        ) -> Result<Told, Error> {
+        ) -> Result<ToolOutput, Error> {
             $( if name == <$tool>::ABOUT.name { return work::<$tool>(session, given, context).await; } )*
             Err(Error::new(Code::NotFound, format!("there is no tool {name:?}")))
         }
@@ -113,7 +113,7 @@ async fn work<T: Tool>(
     session: &Session,
     mut given: JsonObject,
     context: &RequestContext<RoleServer>,
-) -> Result<Told, Error> {
+) -> Result<ToolOutput, Error> {
     let takes = T::ABOUT.sandbox != Sandbox::None && session.is_free();
     let named = takes.then(|| given.remove("sandbox")).flatten();
     let named = match named {
@@ -139,14 +139,14 @@ async fn work<T: Tool>(
         Sandbox::Usual => session.sandbox(named.as_deref()).await?,
         Sandbox::Named => named.ok_or_else(|| misused("sandbox", "sandbox is missing"))?,
     };
-    let place = Place {
+    let place = ToolContext {
         session,
         client: &session.client,
         sandbox: sandbox.clone(),
         context,
     };
     let worked = asked.work(place);
-    let done = if T::ABOUT.nature == Nature::Reads {
+    let done = if T::ABOUT.nature == ToolEffect::Reads {
         tokio::select! {
             done = worked => done,
             () = context.ct.cancelled() => Err(cancelled()),
@@ -200,10 +200,10 @@ impl Server {
         }
         let nature = about.nature;
         let hints = ToolAnnotations::with_title(about.title)
-            .read_only(nature == Nature::Reads)
-            .destructive(!matches!(nature, Nature::Reads | Nature::Adds))
-            .idempotent(matches!(nature, Nature::Reads | Nature::Replaces))
-            .open_world(nature == Nature::Runs);
+            .read_only(nature == ToolEffect::Reads)
+            .destructive(!matches!(nature, ToolEffect::Reads | ToolEffect::Adds))
+            .idempotent(matches!(nature, ToolEffect::Reads | ToolEffect::Replaces))
+            .open_world(nature == ToolEffect::Runs);
         let listed = Listed::new(about.name, about.description, schema);
         Ok(listed.with_title(about.title).with_annotations(hints))
     }
@@ -211,8 +211,8 @@ impl Server {
     fn instructions(&self) -> String {
         let begin = "Work in isolated Linux sandboxes, with commands and files. Relative paths start at the user's home.";
         match &self.session.whose {
-            Whose::Given(name) => format!("{begin} All tools work in the sandbox {name}."),
-            Whose::Own { network, .. } => {
+            SandboxScope::Given(name) => format!("{begin} All tools work in the sandbox {name}."),
+            SandboxScope::Own { network, .. } => {
                 let network = match network {
                     Network::None => "Sandboxes have no network.",
                     Network::Internet => "Sandboxes reach the internet.",

@@ -32,12 +32,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::transfer::Transfer;
 use super::{Run, Signals, bring_out, caller, ensure_base, explain, keep};
-use crate::cli::remote::quoted;
-use crate::cli::{authorities, note};
+use crate::cli::server_args::quoted;
+use crate::cli::{authorities, eprint_line};
 use crate::config::Config;
 use client::{Client, Outcome};
 
-pub(crate) use client::minds;
+pub(crate) use client::is_background_holder;
 
 /// What the one command of a run is found by.
 const TAG: &str = "run";
@@ -389,7 +389,7 @@ pub(crate) async fn open(
         let error = match opened.await {
             Err(error) if error.details.contains_key("pid") => error,
             Ok(runtime) => {
-                client::settled(&place.directory);
+                client::clear_holder(&place.directory);
                 return Ok(runtime);
             }
             Err(error) => return Err(error),
@@ -459,7 +459,7 @@ fn lost(place: &NamedRun, info: &SandboxInfo) -> Error {
 
 /// Says that a run goes on.
 fn goes_on(name: &RunName) {
-    note(&format!(
+    eprint_line(&format!(
         "atoll: {name} goes on; attach to it with atoll run --name {name}"
     ));
 }

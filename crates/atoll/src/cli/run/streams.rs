@@ -7,7 +7,7 @@ use atoll_worker::{ExecHandle, StartedExec, StreamReader};
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::SignalKind;
 
-use super::super::{complain, unwritten};
+use super::super::{print_error, unwritten};
 use super::{Signals, terminal};
 
 /// Shows the command on our own terminal.
@@ -82,7 +82,7 @@ async fn pass_output(
         None => Ok(()),
         Some(error) => {
             if error.kind() != std::io::ErrorKind::BrokenPipe {
-                complain(&unwritten(&error));
+                print_error(&unwritten(&error));
             }
             control.signal(SignalKind::pipe().as_raw_value()).await
         }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use atoll_model::{Code, Error, FileEntry, FileKind, RunAs, SandboxId, WriteOptions};
 use atoll_worker::LocalRuntime;
 
-use crate::cli::note;
+use crate::cli::eprint_line;
 
 /// From where to where.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
@@ -116,7 +116,7 @@ impl Transfer {
             }
         }
         if skipped > 0 {
-            note(&format!(
+            eprint_line(&format!(
                 "atoll: --upload {}: left out {skipped} links and special files",
                 self.source
             ));
@@ -187,7 +187,7 @@ impl Transfer {
             }
         }
         if skipped > 0 {
-            note(&format!(
+            eprint_line(&format!(
                 "atoll: --download {}: left out {skipped} links and special files",
                 self.source
             ));

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::super::remote::text;
+use super::super::server_args::text;
 use super::span;
 
 /// The `ENDS` column: `in 4m10s, stop`; `-` if the sandbox does not end by itself.

@@ -5,7 +5,7 @@ use atoll_model::{Error, Network, NetworkRule};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::remote::{Remote, below, find, say_json, text};
+use super::super::server_args::{Remote, below, find, say_json, text};
 use super::super::say;
 use crate::config::Config;
 

@@ -7,7 +7,7 @@ use atoll_model::{Bytes, Cpus, Error, parse_duration};
 use clap::{ArgGroup, Args};
 use serde_json::{Map, Value, json};
 
-use super::super::remote::{Remote, below, find, say_json, text};
+use super::super::server_args::{Remote, below, find, say_json, text};
 use super::super::say;
 use super::{End, mebibytes, pairs, seconds};
 use crate::config::Config;
@@ -136,12 +136,12 @@ async fn change(
     timeout: Option<Value>,
 ) -> Result<Value, Error> {
     if asked.as_object().is_some_and(|fields| !fields.is_empty()) {
-        let fields = Request::patch(below(id, &[]), asked).repeatable();
+        let fields = Request::patch(below(id, &[]), asked).idempotent();
         client.call(&fields).await?;
     }
     if let Some(timeout) = timeout {
         let asked = json!({ "timeout": timeout });
-        let request = Request::post(below(id, &["timeout"]), &asked).repeatable();
+        let request = Request::post(below(id, &["timeout"]), &asked).idempotent();
         client.ask(&request).await?;
     }
     client.call(&Request::get(below(id, &[]))).await

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use atoll_model::{EgressException, Error};
 
-use super::write_whole;
+use super::write_atomic;
 
 /// Where a server writes them down, a line each: its rules outlast it as long as sandboxes do.
 fn path(data: &Path) -> PathBuf {
@@ -22,7 +22,7 @@ pub(super) fn record(data: &Path, exceptions: &[EgressException]) -> Result<(), 
         egress_allow = words.join(" "),
         "sandboxes with a network also reach these addresses"
     );
-    write_whole(&path(data), &words.join("\n"))
+    write_atomic(&path(data), &words.join("\n"))
 }
 
 /// The exceptions of the last server of a data directory.

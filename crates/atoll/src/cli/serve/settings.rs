@@ -13,7 +13,7 @@ use atoll_worker::{Reserve, Storage};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::watching::{Format, Level, Place, Watching};
+use super::observability::{Format, Level, Place, Observability};
 
 /// Everything that can be set. What nobody says is `None` until [`Settings::complete`].
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
@@ -275,11 +275,11 @@ impl Settings {
     }
 
     /// Everything is said, and makes sense together.
-    pub(super) fn complete(self) -> Result<Complete, Error> {
+    pub(super) fn complete(self) -> Result<ResolvedSettings, Error> {
         let missing = |field: &'static str| {
             move || Error::new(Code::Internal, format!("{field} has no usual value"))
         };
-        let all = Complete {
+        let all = ResolvedSettings {
             listen: self.listen.ok_or_else(missing("listen"))?,
             data: self.data_dir.ok_or_else(missing("data-dir"))?,
             storage: self.storage,
@@ -288,7 +288,7 @@ impl Settings {
             hosts: self.host.unwrap_or_default(),
             domains: self.domain.unwrap_or_default(),
             origins: self.cors_origin.unwrap_or_default(),
-            watching: Watching {
+            watching: Observability {
                 metrics_listen: self.metrics_listen,
                 log_format: self.log_format.ok_or_else(missing("log-format"))?,
                 log_level: self.log_level.ok_or_else(missing("log-level"))?,
@@ -398,7 +398,7 @@ fn pair(
 
 /// Everything that is set.
 #[derive(Debug, Clone)]
-pub(super) struct Complete {
+pub(super) struct ResolvedSettings {
     pub(super) listen: SocketAddr,
     pub(super) data: PathBuf,
     /// `None`: that of the data directory, else the default.
@@ -409,7 +409,7 @@ pub(super) struct Complete {
     pub(super) hosts: Vec<String>,
     pub(super) domains: Vec<String>,
     pub(super) origins: Vec<String>,
-    pub(super) watching: Watching,
+    pub(super) watching: Observability,
     pub(super) on_exit: OnExit,
     pub(super) reserve: Reserve,
     /// The most one sandbox may have.
@@ -423,7 +423,7 @@ pub(super) struct Complete {
     pub(super) limits: atoll_server::ConnectionLimits,
 }
 
-impl Complete {
+impl ResolvedSettings {
     fn check(&self) -> Result<(), Error> {
         if self.dev && !self.listen.ip().is_loopback() {
             return Err(Error::invalid(
@@ -490,7 +490,7 @@ mod tests {
             let real = match (name, usual.get(name)) {
                 // Reserves are shares of the machine, as `atoll_worker::Reserve` tests them.
                 ("data-dir" | "disk-reserve" | "memory-reserve" | "storage", _) => continue,
-                ("metrics-listen", _) => super::super::watching::METRICS.to_owned(),
+                ("metrics-listen", _) => super::super::observability::METRICS.to_owned(),
                 ("output-window", _) => format!("{}M", window.0 >> 20),
                 ("rate-limit", None) => "no limit".to_owned(),
                 (_, Some(toml::Value::String(text))) => text.clone(),

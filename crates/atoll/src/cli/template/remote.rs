@@ -6,7 +6,7 @@ use comfy_table::Table;
 use serde_json::Value;
 
 use super::super::cp::pack;
-use super::super::remote::{plain, say_json, text};
+use super::super::server_args::{plain, say_json, text};
 use super::super::say;
 use super::{Template, metadata};
 

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::cp::download;
-use crate::cli::mcp::answer::Told;
-use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
+use crate::cli::mcp::output::ToolOutput;
+use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
 
 /// The largest file that is edited.
 const MOST: usize = 16 << 20;
@@ -37,11 +37,11 @@ impl Tool for EditFile {
         name: "edit_file",
         title: "Edit a file",
         description: "Replace an exact text in a file by another. It must be there once, unless `replace_all` is true.",
-        nature: Nature::Changes,
+        nature: ToolEffect::Changes,
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         if self.old_text.is_empty() || self.old_text == self.new_text {
             let message = "old_text is empty, or the same as new_text";
             let remedy = "give the text that is there and another; write_file makes new files";
@@ -78,7 +78,7 @@ impl Tool for EditFile {
                 shown.join(", ")
             ),
         };
-        Ok(Told::new(text))
+        Ok(ToolOutput::new(text))
     }
 }
 

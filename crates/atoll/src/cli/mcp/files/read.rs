@@ -7,8 +7,8 @@ use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 
 use crate::cli::cp::download;
-use crate::cli::mcp::answer::{LONGEST, Told, whole};
-use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
+use crate::cli::mcp::output::{LONGEST, ToolOutput, whole};
+use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
 
 /// The largest picture that is told.
 const PICTURE: usize = 3 << 20;
@@ -37,11 +37,11 @@ impl Tool for ReadFile {
         name: "read_file",
         title: "Read a file",
         description: "Read a text file, all of it or some of its lines, at most 30,000 bytes at a time. A PNG, JPEG or GIF is shown.",
-        nature: Nature::Reads,
+        nature: ToolEffect::Reads,
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let (first, last) = (self.start_line.unwrap_or(1), self.end_line);
         if first == 0 || last.is_some_and(|last| last < first) {
             let message = "start_line counts from 1, and end_line is not before it";
@@ -111,12 +111,12 @@ impl Taken {
         Ok(())
     }
 
-    fn told(mut self, path: &str) -> Result<Told, Error> {
+    fn told(mut self, path: &str) -> Result<ToolOutput, Error> {
         match self.kind {
             Kind::Picture(kind) if !self.more => {
                 let size = self.bytes.len();
                 let text = format!("{path}: {kind}, {size} bytes");
-                return Ok(Told::new(text).picture(&self.bytes, kind));
+                return Ok(ToolOutput::new(text).picture(&self.bytes, kind));
             }
             Kind::Picture(_) | Kind::Other => {
                 let message = format!("{path:?} is not text, or too large for a picture");
@@ -154,7 +154,7 @@ impl Taken {
             (false, false) => String::new(),
         };
         let text = if text.is_empty() { "[empty]" } else { &text };
-        Ok(Told::new(format!("{text}{note}")))
+        Ok(ToolOutput::new(format!("{text}{note}")))
     }
 }
 

@@ -6,9 +6,9 @@ use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::cli::mcp::answer::{Rows, Told, short};
-use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
-use crate::cli::remote::{file_call, text};
+use crate::cli::mcp::output::{ListOutput, ToolOutput, short};
+use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
+use crate::cli::server_args::{file_call, text};
 
 /// How many entries, and places, are told.
 const ENTRIES: usize = 500;
@@ -28,11 +28,11 @@ impl Tool for ListFiles {
         name: "list_files",
         title: "List files",
         description: "List a directory, or a tree of them, at most 500 entries. Directories end in /.",
-        nature: Nature::Reads,
+        nature: ToolEffect::Reads,
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let path = self.path.as_deref().unwrap_or(".");
         let (depth, limit) = (
             self.depth.unwrap_or(1).to_string(),
@@ -42,7 +42,7 @@ impl Tool for ListFiles {
         let request = Request::get(file_call(&place.sandbox, &["list"], &asked, None));
         let all = place.client.call(&request).await?;
         let all = all.as_array().map_or(&[][..], Vec::as_slice);
-        let mut rows = Rows::new(all.len() > ENTRIES);
+        let mut rows = ListOutput::new(all.len() > ENTRIES);
         for entry in all.iter().take(ENTRIES) {
             rows.push(line(entry));
         }
@@ -77,11 +77,11 @@ impl Tool for SearchFiles {
         name: "search_files",
         title: "Search files",
         description: "Find files by their names, by text in them, or by both; at most 100 places are told.",
-        nature: Nature::Reads,
+        nature: ToolEffect::Reads,
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let limit = FOUND.to_string();
         let mut asked = vec![
             ("path", self.path.as_deref().unwrap_or(".")),
@@ -99,7 +99,7 @@ impl Tool for SearchFiles {
         }
         let request = Request::get(file_call(&place.sandbox, &["search"], &asked, None));
         let found = place.client.call(&request).await?;
-        let mut rows = Rows::new(found["truncated"].as_bool().unwrap_or(false));
+        let mut rows = ListOutput::new(found["truncated"].as_bool().unwrap_or(false));
         for result in found["results"].as_array().into_iter().flatten() {
             let Some(found) = result["text"].as_str().map(short) else {
                 rows.push(line(result));
@@ -128,16 +128,16 @@ impl Tool for RemoveFile {
         name: "remove_file",
         title: "Remove a file",
         description: "Remove a file, an empty directory or, if `recursive` is true, a directory with all that is below.",
-        nature: Nature::Replaces,
+        nature: ToolEffect::Replaces,
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let recursive = self.recursive.to_string();
         let asked = [("path", self.path.as_str()), ("recursive", &recursive)];
         let call = file_call(&place.sandbox, &[], &asked, None);
         place.client.ask(&Request::delete(call)).await?;
         let text = format!("removed {}", self.path);
-        Ok(Told::new(text))
+        Ok(ToolOutput::new(text))
     }
 }

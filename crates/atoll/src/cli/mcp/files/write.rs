@@ -4,9 +4,9 @@ use atoll_model::Error;
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 
-use crate::cli::mcp::answer::Told;
-use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
-use crate::cli::remote::text;
+use crate::cli::mcp::output::ToolOutput;
+use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
+use crate::cli::server_args::text;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -22,16 +22,16 @@ impl Tool for WriteFile {
         name: "write_file",
         title: "Write a file",
         description: "Write a text file. Missing directories are made, and a file that is there is replaced.",
-        nature: Nature::Replaces,
+        nature: ToolEffect::Replaces,
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let _alone = place.session.edits.lock().await;
         let size = self.content.len();
         let written = place.put(&self.path, self.content).await?;
         let path = text(&written, "path");
         let told = format!("wrote {size} bytes to {path}");
-        Ok(Told::new(told))
+        Ok(ToolOutput::new(told))
     }
 }

@@ -1,7 +1,7 @@
 //! The process that is attached to a named run: what it passes on, and how it leaves.
 //!
 //! One that is killed is simply gone; the command goes on until a pipe of what it writes is full. One whose
-//! terminal is lost stays without it and minds the run (its output goes to the log, its deadline is
+//! terminal is lost stays without it and is_background_holder the run (its output goes to the log, its deadline is
 //! kept) until another process asks it to leave.
 
 use std::io::Read;
@@ -16,7 +16,7 @@ use tokio::signal::unix::SignalKind;
 
 use super::super::{Signals, copy, feed, pass_on, stdin_is_null, terminal};
 use super::goes_on;
-use crate::cli::note;
+use crate::cli::eprint_line;
 
 /// How an attached process ends.
 pub(super) enum Outcome {
@@ -27,7 +27,7 @@ pub(super) enum Outcome {
 }
 
 /// Why nothing is passed on any more.
-enum Away {
+enum DetachReason {
     /// Our terminal is lost.
     Hangup,
     /// Nobody reads what we write.
@@ -35,7 +35,7 @@ enum Away {
     Failed(Error),
 }
 
-impl From<Error> for Away {
+impl From<Error> for DetachReason {
     fn from(error: Error) -> Self {
         Self::Failed(error)
     }
@@ -67,19 +67,19 @@ impl Client<'_> {
         };
         match passed {
             Ok(status) => Ok(Ok(status)),
-            Err(Away::Failed(error)) => Err(error),
-            Err(Away::Closed) => {
+            Err(DetachReason::Failed(error)) => Err(error),
+            Err(DetachReason::Closed) => {
                 goes_on(self.name);
                 Ok(Err(128 + SignalKind::pipe().as_raw_value() as u8))
             }
-            Err(Away::Hangup) => {
-                self.mind(&control, signals).await;
+            Err(DetachReason::Hangup) => {
+                self.hold_in_background(&control, signals).await;
                 Ok(Err(128 + SignalKind::hangup().as_raw_value() as u8))
             }
         }
     }
 
-    async fn stream(&self, exec: StartedExec, signals: &mut Signals) -> Result<ExecStatus, Away> {
+    async fn stream(&self, exec: StartedExec, signals: &mut Signals) -> Result<ExecStatus, DetachReason> {
         let StartedExec {
             mut stdout,
             mut stderr,
@@ -97,17 +97,17 @@ impl Client<'_> {
         };
         tokio::select! {
             passed = outputs => drop(passed?),
-            away = hear(signals, &control) => return Err(away),
+            away = forward_signals(signals, &control) => return Err(away),
         }
         tell_lost(stdout.lost_bytes().saturating_sub(missing));
         tokio::select! {
             status = control.wait() => Ok(status),
-            away = hear(signals, &control) => Err(away),
+            away = forward_signals(signals, &control) => Err(away),
         }
     }
 
     /// Our own terminal becomes the command's, with what it showed before.
-    async fn show(&self, control: &ExecHandle, signals: &mut Signals) -> Result<ExecStatus, Away> {
+    async fn show(&self, control: &ExecHandle, signals: &mut Signals) -> Result<ExecStatus, DetachReason> {
         let size = terminal::size()?;
         let _raw = terminal::Raw::new()?;
         let output = if self.fresh {
@@ -121,14 +121,14 @@ impl Client<'_> {
                 screen.write_all(&attached.replay).await?;
                 screen.flush().await
             };
-            shown.await.map_err(|_| Away::Hangup)?;
+            shown.await.map_err(|_| DetachReason::Hangup)?;
             control.resize(size)?;
             attached.output
         };
         self.pass_input(control);
         tokio::select! {
-            shown = terminal::show(control, output) => shown?.ok_or(Away::Hangup),
-            away = hear(signals, control) => Err(away),
+            shown = terminal::show(control, output) => shown?.ok_or(DetachReason::Hangup),
+            away = forward_signals(signals, control) => Err(away),
         }
     }
 
@@ -161,8 +161,8 @@ impl Client<'_> {
     }
 
     /// Stays without a terminal until the command has ended or another process wants to attach.
-    async fn mind(&self, control: &ExecHandle, signals: &mut Signals) {
-        let path = minded(self.directory);
+    async fn hold_in_background(&self, control: &ExecHandle, signals: &mut Signals) {
+        let path = holder_file(self.directory);
         let _ = std::fs::write(&path, std::process::id().to_string());
         let asked = async { while signals.next().await == SignalKind::hangup().as_raw_value() {} };
         tokio::select! {
@@ -174,11 +174,11 @@ impl Client<'_> {
 }
 
 /// Passes the first signal on, as for a run without a name; only a lost terminal is nothing to it.
-async fn hear(signals: &mut Signals, control: &ExecHandle) -> Away {
+async fn forward_signals(signals: &mut Signals, control: &ExecHandle) -> DetachReason {
     loop {
         let number = signals.next().await;
         if number == SignalKind::hangup().as_raw_value() {
-            return Away::Hangup;
+            return DetachReason::Hangup;
         }
         if let Err(error) = signals.hand_on(number, control).await {
             return error.into();
@@ -189,47 +189,47 @@ async fn hear(signals: &mut Signals, control: &ExecHandle) -> Away {
 async fn pass_output(
     output: &mut StreamReader,
     to: impl tokio::io::AsyncWrite + Unpin,
-) -> Result<(), Away> {
+) -> Result<(), DetachReason> {
     match copy(output, to).await? {
         None => Ok(()),
         Some(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
-            Err(Away::Hangup)
+            Err(DetachReason::Hangup)
         }
-        Some(_) => Err(Away::Closed),
+        Some(_) => Err(DetachReason::Closed),
     }
 }
 
 fn tell_lost(bytes: u64) {
     if bytes > 0 {
-        note(&format!(
+        eprint_line(&format!(
             "atoll: {} of its output are missing here: more was written than is kept",
             Bytes(bytes)
         ));
     }
 }
 
-/// Names the process that only minds a run.
-fn minded(directory: &Path) -> PathBuf {
+/// Names the process that only is_background_holder a run.
+fn holder_file(directory: &Path) -> PathBuf {
     directory.join("minded")
 }
 
-/// Whether a process that serves a run only minds it.
-pub(crate) fn minds(directory: &Path, pid: i32) -> bool {
-    std::fs::read_to_string(minded(directory)).is_ok_and(|text| text == pid.to_string())
+/// Whether a process that serves a run only is_background_holder it.
+pub(crate) fn is_background_holder(directory: &Path, pid: i32) -> bool {
+    std::fs::read_to_string(holder_file(directory)).is_ok_and(|text| text == pid.to_string())
 }
 
-/// Nobody minds a run any more.
-pub(super) fn settled(directory: &Path) {
-    let _ = std::fs::remove_file(minded(directory));
+/// Nobody is_background_holder a run any more.
+pub(super) fn clear_holder(directory: &Path) {
+    let _ = std::fs::remove_file(holder_file(directory));
 }
 
-/// Asks the process that holds a run to leave, if it only minds it.
+/// Asks the process that holds a run to leave, if it only is_background_holder it.
 pub(super) fn ask_to_leave(directory: &Path, pid: i32) -> bool {
     // Before we look: then it is the one that was there when we did, or none.
     let process = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
-    let minds = minds(directory, pid);
+    let is_background_holder = is_background_holder(directory, pid);
     match process {
-        Some(Ok(process)) if minds => pidfd_send_signal(&process, Signal::TERM).is_ok(),
+        Some(Ok(process)) if is_background_holder => pidfd_send_signal(&process, Signal::TERM).is_ok(),
         _ => false,
     }
 }

@@ -11,22 +11,22 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::super::cp::{Files, check_source};
-use super::super::remote::{below, text};
+use super::super::server_args::{below, text};
 use super::super::sandbox::{create, described};
 use super::super::template::variables;
-use super::super::{complain, exec, shell};
+use super::super::{print_error, exec, shell};
 use super::{Run, Signals, ended_by, terminal};
 
 /// How long a sandbox outlives us.
-const LEFT: u32 = 120;
+const ORPHAN_TIMEOUT_SECS: u32 = 120;
 /// How long a sandbox that nobody wants any more is waited for; one that is left ends by itself.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// How often it is told that we are there.
-const RENEWED: Duration = Duration::from_secs(30);
+const RENEW_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Run {
     /// Runs the command on a server.
-    pub(super) async fn served(&self, client: &Client) -> Result<u8, Error> {
+    pub(super) async fn run_remote(&self, client: &Client) -> Result<u8, Error> {
         self.check_served(client)?;
         for upload in &self.upload {
             check_source(Path::new(&upload.source))?;
@@ -34,7 +34,7 @@ impl Run {
         let limits = self.limits();
         let mut asked = described(limits, self.net, &self.allow, &self.deny)?;
         asked.insert("template".into(), json!(self.template));
-        asked.insert("timeout".into(), json!(LEFT));
+        asked.insert("timeout".into(), json!(ORPHAN_TIMEOUT_SECS));
         let asked = asked.into();
         // From here on signals are ours to pass on; the sandbox must not outlive us.
         let mut signals = Signals::new()?;
@@ -104,7 +104,7 @@ impl Run {
                     if code == 0 {
                         return Err(error);
                     }
-                    complain(&error);
+                    print_error(&error);
                 }
             }
             Ok(())
@@ -174,9 +174,9 @@ async fn delete(client: &Client, id: &str) -> Result<(), Error> {
 
 /// Says again and again that we are there; ends when that makes no sense any more.
 async fn renew(client: &Client, id: &str) -> Error {
-    let request = Request::post(below(id, &["timeout"]), &json!({ "timeout": LEFT })).repeatable();
+    let request = Request::post(below(id, &["timeout"]), &json!({ "timeout": ORPHAN_TIMEOUT_SECS })).idempotent();
     loop {
-        tokio::time::sleep(RENEWED).await;
+        tokio::time::sleep(RENEW_INTERVAL).await;
         if let Err(error) = client.ask(&request).await {
             return error;
         }

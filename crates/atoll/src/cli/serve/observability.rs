@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
-use super::{failed, note, paint, say, taken};
+use super::{eprint_line, failed, paint, retry_bind, say};
 
 /// Where metrics are shown if nothing is said.
 pub(super) const METRICS: &str = "127.0.0.1:9091";
 
 /// How it is watched.
 #[derive(Debug, Clone)]
-pub(super) struct Watching {
+pub(super) struct Observability {
     pub(super) metrics_listen: Option<Place>,
     pub(super) log_format: Format,
     pub(super) log_level: Level,
@@ -83,7 +83,7 @@ impl Level {
     }
 }
 
-impl Watching {
+impl Observability {
     /// Logs to standard error. Of others' code only what is wrong: they do not know what a secret is.
     pub(super) fn log(&self) {
         let others = match self.log_level {
@@ -123,15 +123,15 @@ impl Watching {
             return Ok(None);
         };
         let patience = match self.metrics_listen {
-            Some(_) => taken::PATIENCE,
-            None => taken::BRIEF,
+            Some(_) => retry_bind::PATIENCE,
+            None => retry_bind::OPTIONAL_TIMEOUT,
         };
-        match taken::listen(at, patience).await {
+        match retry_bind::listen(at, patience).await {
             Ok(listener) => Ok(Some(listener)),
             Err(error) if self.metrics_listen.is_none() => {
                 let warning = paint("33", "warning");
-                note(&format!("{warning}: no metrics are shown: {at}: {error}"));
-                note("  choose another place with --metrics-listen ADDR:PORT, or off");
+                eprint_line(&format!("{warning}: no metrics are shown: {at}: {error}"));
+                eprint_line("  choose another place with --metrics-listen ADDR:PORT, or off");
                 Ok(None)
             }
             Err(error) => Err(Error::new(

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use atoll_client::REQUEST;
+use atoll_client::REQUEST_ID_DETAIL;
 use atoll_model::Error;
 use base64::Engine as _;
 use rmcp::model::{CallToolResult, ContentBlock};
@@ -16,12 +16,12 @@ pub(super) const LONGEST: usize = 30_000;
 
 /// An answer.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct ToolOutput {
     text: String,
     picture: Option<ContentBlock>,
 }
 
-impl Told {
+impl ToolOutput {
     pub(super) fn new(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -37,8 +37,8 @@ impl Told {
     }
 }
 
-impl From<Told> for CallToolResult {
-    fn from(told: Told) -> Self {
+impl From<ToolOutput> for CallToolResult {
+    fn from(told: ToolOutput) -> Self {
         let text = ContentBlock::text(told.text);
         Self::success([text].into_iter().chain(told.picture).collect())
     }
@@ -48,7 +48,7 @@ impl From<Told> for CallToolResult {
 pub(super) fn failed(error: &Error) -> CallToolResult {
     let mut text = format!("{}: {}", error.code.name(), error.message);
     let mut details = error.details.clone();
-    let request = details.remove(REQUEST);
+    let request = details.remove(REQUEST_ID_DETAIL);
     let mut data = json!({
         "error": error.message,
         "code": error.code.name(),
@@ -72,14 +72,14 @@ pub(super) fn failed(error: &Error) -> CallToolResult {
 
 /// A list as lines, no longer than one thing may be.
 #[derive(Debug, Default)]
-pub(super) struct Rows {
+pub(super) struct ListOutput {
     lines: Vec<String>,
     length: usize,
     /// There is more.
     truncated: bool,
 }
 
-impl Rows {
+impl ListOutput {
     /// An empty one, of something of which there is more, or not.
     pub(super) fn new(truncated: bool) -> Self {
         Self {
@@ -98,27 +98,27 @@ impl Rows {
     }
 
     /// All of it; a line of its own if there is nothing, and one more if there is more.
-    pub(super) fn told(mut self, none: &str, more: &str) -> Told {
+    pub(super) fn told(mut self, none: &str, more: &str) -> ToolOutput {
         if self.lines.is_empty() {
             self.lines.push(none.into());
         }
         if self.truncated {
             self.lines.push(more.into());
         }
-        Told::new(self.lines.join("\n"))
+        ToolOutput::new(self.lines.join("\n"))
     }
 }
 
 /// The beginning and the end of something long.
 #[derive(Debug, Default)]
-pub(super) struct Ends {
+pub(super) struct HeadAndTail {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     /// How long all of it is.
     pub(super) total: u64,
 }
 
-impl Ends {
+impl HeadAndTail {
     const HALF: usize = LONGEST / 2;
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
@@ -177,12 +177,12 @@ mod tests {
 
     #[test]
     fn of_something_long_both_ends_are_told_and_how_much_is_between() {
-        let mut ends = Ends::default();
+        let mut ends = HeadAndTail::default();
         ends.push(b"short");
         assert_eq!((ends.text().as_str(), ends.left_out()), ("short", 0));
         let whole: Vec<u8> = (0..100_000_u32).map(|n| b'a' + (n % 26) as u8).collect();
         for part in [1, 7, 4096, 100_000] {
-            let mut ends = Ends::default();
+            let mut ends = HeadAndTail::default();
             whole.chunks(part).for_each(|chunk| ends.push(chunk));
             assert_eq!(ends.left_out(), 70_000, "in parts of {part}");
             let text = ends.text();
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn letters_are_not_torn() {
-        let mut ends = Ends::default();
+        let mut ends = HeadAndTail::default();
         ends.push("ü".repeat(50_000).as_bytes());
         ends.push(b"!");
         assert!(!ends.text().contains('\u{fffd}'));

@@ -11,7 +11,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde_json::Value;
 
-use super::{block_on, complain, remedies, say};
+use super::{block_on, print_error, remedies, say};
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
@@ -105,7 +105,7 @@ impl Remote {
 /// A client of a server, with remedies in words of the command line.
 pub(crate) fn client(target: Target, key: Option<String>, config: &Config) -> Client {
     let client = Client::new(target, key).remedies(remedies::of_refusal);
-    client.authorities(config.authorities.clone())
+    client.ca_file(config.authorities.clone())
 }
 
 /// A client of this machine's server, over the operator's socket.
@@ -250,7 +250,7 @@ pub(crate) async fn each(
     let mut failed = None;
     for name in names {
         if let Err(error) = act(name).await {
-            complain(&error);
+            print_error(&error);
             failed = failed.or(Some(error.code.exit_code()));
         }
     }

@@ -16,35 +16,35 @@ pub(crate) const AWAY: Duration = Duration::from_mins(1);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// By what name a refusal's details have the id of its request.
-pub const REQUEST: &str = "requestID";
+pub const REQUEST_ID_DETAIL: &str = "requestID";
 
 /// Why there is no answer, or not the one that was wanted.
 #[derive(Debug)]
-pub enum Failure {
+pub enum RequestError {
     /// Nobody was reached: nothing was asked.
     Unreachable(Error),
     /// The line broke: it may have been heard or not.
-    Broken(Error),
+    ConnectionLost(Error),
     /// Nothing is said for too long: it may have been heard or not.
-    Silent(Error),
+    Timeout(Error),
     /// The server says no.
-    Refused(Error),
+    Rejected(Error),
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
+impl From<RequestError> for Error {
+    fn from(failure: RequestError) -> Self {
         match failure {
-            Failure::Unreachable(error)
-            | Failure::Broken(error)
-            | Failure::Silent(error)
-            | Failure::Refused(error) => error,
+            RequestError::Unreachable(error)
+            | RequestError::ConnectionLost(error)
+            | RequestError::Timeout(error)
+            | RequestError::Rejected(error) => error,
         }
     }
 }
 
 /// What a server says when it says no.
 #[derive(Debug, Deserialize)]
-struct Refusal {
+struct ErrorBody {
     error: String,
     #[serde(default, deserialize_with = "known_code")]
     code: Option<Code>,
@@ -60,7 +60,7 @@ fn known_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Code>
 }
 
 /// A refusal, from its status and its body.
-pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
+pub(crate) fn refused(status: u16, body: &[u8]) -> RequestError {
     let code = match status {
         401 => Code::InvalidApiKey,
         403 => Code::PermissionDenied,
@@ -71,14 +71,14 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         502..=504 => Code::ServerUnreachable,
         _ => Code::Internal,
     };
-    let Ok(refusal) = serde_json::from_slice::<Refusal>(body) else {
+    let Ok(refusal) = serde_json::from_slice::<ErrorBody>(body) else {
         let message = format!("the answer is {status}, and not one of an Atoll server");
         let error = Error::new(code, message);
         // Somebody in between, whose server is away.
         if (502..=504).contains(&status) {
-            return Failure::Broken(error.remedy(crate::connect::WHERE));
+            return RequestError::ConnectionLost(error.remedy(crate::connect::UNREACHABLE_REMEDY));
         }
-        return Failure::Refused(error.remedy(CHECK));
+        return RequestError::Rejected(error.remedy(CHECK));
     };
     let mut error = Error::new(refusal.code.unwrap_or(code), refusal.error);
     error.remedy = refusal.remedy;
@@ -87,9 +87,9 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         if matches!(error.code, Code::Internal) {
             error.message = format!("{} (request {request})", error.message);
         }
-        error.details.insert(REQUEST.to_owned(), request);
+        error.details.insert(REQUEST_ID_DETAIL.to_owned(), request);
     }
-    Failure::Refused(error)
+    RequestError::Rejected(error)
 }
 
 const CHECK: &str = "check the URL: /health below it says \"ok\"";
@@ -103,14 +103,14 @@ pub(crate) fn reword(error: &mut Error, remedies: Remedies) {
 
 /// How often something is said again.
 #[derive(Debug)]
-pub struct Patience {
+pub struct RetryPolicy {
     repeatable: bool,
     heard: bool,
     since: Option<Instant>,
     pause: Duration,
 }
 
-impl Patience {
+impl RetryPolicy {
     /// For what can be said again although it may have been heard, or cannot.
     pub fn new(repeatable: bool) -> Self {
         Self {
@@ -127,29 +127,29 @@ impl Patience {
     }
 
     /// It was said before.
-    pub fn has_tried(&self) -> bool {
+    pub fn is_retry(&self) -> bool {
         self.since.is_some()
     }
 
     /// It was said before, and may have been done.
-    pub fn may_be_done(&self) -> bool {
+    pub fn may_have_succeeded(&self) -> bool {
         self.heard
     }
 
     /// Waits a moment before the next try, or gives up.
-    pub async fn after(&mut self, client: &Client, failure: Failure) -> Result<(), Error> {
+    pub async fn after(&mut self, client: &Client, failure: RequestError) -> Result<(), Error> {
         let worth = match &failure {
             // A server that was never there is not waited for.
-            Failure::Unreachable(_) => client.met(),
-            Failure::Broken(_) => self.repeatable,
+            RequestError::Unreachable(_) => client.has_connected(),
+            RequestError::ConnectionLost(_) => self.repeatable,
             // Whoever never said a word will not now.
-            Failure::Silent(_) => self.repeatable && client.met(),
+            RequestError::Timeout(_) => self.repeatable && client.has_connected(),
             // Nothing was done.
-            Failure::Refused(error) => error.code == Code::RateLimited,
+            RequestError::Rejected(error) => error.code == Code::RateLimited,
         };
-        self.heard |= matches!(failure, Failure::Broken(_) | Failure::Silent(_));
+        self.heard |= matches!(failure, RequestError::ConnectionLost(_) | RequestError::Timeout(_));
         let since = *self.since.get_or_insert_with(Instant::now);
-        if !worth || since.elapsed() >= client.away {
+        if !worth || since.elapsed() >= client.max_outage {
             return Err(failure.into());
         }
         sleep(self.pause).await;

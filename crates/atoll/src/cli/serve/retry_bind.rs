@@ -10,29 +10,29 @@ use atoll_worker::instance::DataLock;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
-use super::note;
+use super::eprint_line;
 
 /// How long is waited for what is needed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// The same for what can be done without: several servers may be on a machine, and none is to start late for it.
-pub(super) const BRIEF: Duration = Duration::from_millis(200);
+pub(super) const OPTIONAL_TIMEOUT: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// Takes a port, which may be somebody's for so long.
 pub(super) async fn listen(at: SocketAddr, patience: Duration) -> std::io::Result<TcpListener> {
     let taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
     let bind = async || TcpListener::bind(at).await;
-    patiently(&at.to_string(), patience, bind, taken).await
+    retry_while_in_use(&at.to_string(), patience, bind, taken).await
 }
 
 /// Locks a data directory, which another process may have locked.
 pub(super) async fn lock(data: &Path) -> Result<DataLock, Error> {
     let taken = |error: &Error| error.code == Code::Conflict && error.details.contains_key("pid");
     let lock = async || DataLock::acquire(data);
-    patiently(&data.display().to_string(), PATIENCE, lock, taken).await
+    retry_while_in_use(&data.display().to_string(), PATIENCE, lock, taken).await
 }
 
-async fn patiently<T, E>(
+async fn retry_while_in_use<T, E>(
     what: &str,
     patience: Duration,
     attempt: impl AsyncFn() -> Result<T, E>,
@@ -45,7 +45,7 @@ async fn patiently<T, E>(
             done => return done,
         };
         let until = *until.get_or_insert_with(|| {
-            note(&format!("{what} is taken: waiting up to {patience:?}"));
+            eprint_line(&format!("{what} is taken: waiting up to {patience:?}"));
             Instant::now() + patience
         });
         if Instant::now() >= until {
