@@ -84,9 +84,9 @@ pub(crate) fn take_query_credentials(request: &mut Request) {
     } else {
         &["ticket"]
     };
-    let taken = take_query_params(request.uri_mut(), names);
+    let credentials = take_query_params(request.uri_mut(), names);
     let word = |name: &str| {
-        let mut words = taken.query()?.split('&');
+        let mut words = credentials.query()?.split('&');
         let value = words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         value.map(ToOwned::to_owned)
     };

@@ -65,11 +65,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for IdempotentJson<T> {
         });
         let key = key.transpose()?;
         let bytes = read_json_bytes(request).await?;
-        let again = key.map(|key| Idempotency {
+        let idempotency = key.map(|key| Idempotency {
             key,
             fingerprint: fingerprint(&bytes),
         });
-        Ok(Self(malformed::read_object(&bytes)?, again))
+        Ok(Self(malformed::read_object(&bytes)?, idempotency))
     }
 }
 

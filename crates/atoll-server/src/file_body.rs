@@ -124,17 +124,17 @@ pub(crate) fn download_response(
     let state = (access, reader, BytesMut::new(), length);
     let stream = futures_util::stream::unfold(state, |state| async move {
         let (access, mut reader, mut buffer, left) = state;
-        let most = left.map_or(CHUNK_BYTES, |left| {
+        let max = left.map_or(CHUNK_BYTES, |left| {
             CHUNK_BYTES.min(usize::try_from(left).unwrap_or(CHUNK_BYTES))
         });
-        if most == 0 {
+        if max == 0 {
             return None;
         }
         // Reuses the buffer after its chunk was sent.
-        buffer.reserve(most);
+        buffer.reserve(max);
         // The headers are sent: an error can only abort the response.
-        let failed = |why: String| Err(std::io::Error::other(why));
-        let (read, left) = match (reader.read((&mut buffer).limit(most)).await, left) {
+        let failed = |reason: String| Err(std::io::Error::other(reason));
+        let (read, left) = match (reader.read((&mut buffer).limit(max)).await, left) {
             (Ok(0), None) => return None,
             (Ok(0), Some(_)) => (failed("the file was truncated".into()), left),
             (Ok(count), left) => {

@@ -40,7 +40,7 @@ pub(crate) fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error>
         return read_json(bytes);
     }
     let value: Value = serde_json::from_slice(bytes).map_err(|error| not_json(&error))?;
-    Err(mismatch(Place::Body, "body", "an object", &shown(&value)))
+    Err(mismatch(Place::Body, "body", "an object", &format_value(&value)))
 }
 
 /// Deserializes a query.
@@ -51,7 +51,7 @@ pub(crate) fn read_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Error> {
         let path = error.path().to_string();
         let mut pairs = form_urlencoded::parse(query);
         let got = pairs.find_map(|(name, value)| (name == path).then_some(value));
-        let got = got.map(|got| shown(&Value::from(got)));
+        let got = got.map(|got| format_value(&Value::from(got)));
         explain(Place::Query, &path, &error.into_inner().to_string(), got)
     })
 }
@@ -71,7 +71,7 @@ pub(crate) fn path(rejection: &PathRejection) -> Error {
             Place::Query,
             key,
             &kind_of(expected_type),
-            &shown(&Value::from(value.as_str())),
+            &format_value(&Value::from(value.as_str())),
         )
         .remedy(format!(
             "write {key} in the path as {}",
@@ -100,7 +100,7 @@ fn refused(bytes: &[u8], path: &serde_path_to_error::Path, error: &serde_json::E
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = error.to_string();
     let message = message.strip_suffix(&place).unwrap_or(&message);
-    let got = find(&value, path).map(shown);
+    let got = find(&value, path).map(format_value);
     explain(Place::Body, &path.to_string(), message, got)
 }
 
@@ -272,8 +272,8 @@ fn expected(message: &str) -> Option<Cow<'static, str>> {
         // For an enum, serde_json expects a string.
         "expected value" => "a string".into(),
         _ => {
-            let wrong = ["invalid type: ", "invalid value: ", "invalid length "];
-            if !wrong.iter().any(|begin| message.starts_with(begin)) {
+            let prefixes = ["invalid type: ", "invalid value: ", "invalid length "];
+            if !prefixes.iter().any(|begin| message.starts_with(begin)) {
                 return None;
             }
             kind_of(message.rsplit_once(", expected ")?.1)
@@ -302,7 +302,7 @@ fn kind_of(name: &str) -> Cow<'static, str> {
 }
 
 /// Formats a value for a message.
-fn shown(value: &Value) -> String {
+fn format_value(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".to_owned(),
         Value::Array(_) => "an array".to_owned(),

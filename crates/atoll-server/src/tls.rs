@@ -55,31 +55,31 @@ impl Tls {
 fn read(certificate: &Path, key: &Path) -> Result<ServerConfig, Error> {
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
-    let chain = chain.map_err(|error| wrong("tls-cert", certificate, &error))?;
+    let chain = chain.map_err(|error| invalid_file("tls-cert", certificate, &error))?;
     if chain.is_empty() {
-        return Err(wrong(
+        return Err(invalid_file(
             "tls-cert",
             certificate,
             &"the file contains no certificate",
         ));
     }
     let secret =
-        PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("tls-key", key, &error))?;
+        PrivateKeyDer::from_pem_file(key).map_err(|error| invalid_file("tls-key", key, &error))?;
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::new(Code::Internal, format!("cannot configure TLS: {error}")))?
         .with_no_client_auth()
         .with_single_cert(chain, secret)
-        .map_err(|error| wrong("tls-key", key, &error))?;
+        .map_err(|error| invalid_file("tls-key", key, &error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
 
-fn wrong(field: &str, path: &Path, why: &dyn fmt::Display) -> Error {
+fn invalid_file(field: &str, path: &Path, reason: &dyn fmt::Display) -> Error {
     Error::invalid(
         field,
-        format!("--{field} {}: {why}", path.display()),
+        format!("--{field} {}: {reason}", path.display()),
         "give a PEM file with the certificate chain, and one with its private key",
     )
 }

@@ -244,8 +244,8 @@ fn token_missing(sandbox: &str) -> Response {
 }
 
 /// Whether a request has the sandbox's token for a scope.
-pub(super) fn presents_token(sandbox: &SandboxRef, door: TokenScope, headers: &HeaderMap) -> bool {
-    header_value(headers, door.header()).is_some_and(|token| sandbox.verify_token(door, token))
+pub(super) fn presents_token(sandbox: &SandboxRef, scope: TokenScope, headers: &HeaderMap) -> bool {
+    header_value(headers, scope.header()).is_some_and(|token| sandbox.verify_token(scope, token))
 }
 
 fn header_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

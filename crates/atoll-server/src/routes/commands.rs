@@ -213,10 +213,10 @@ async fn run(
     State(app): State<AppState>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    IdempotentJson(request, again): IdempotentJson<RunCommand>,
+    IdempotentJson(request, idempotency): IdempotentJson<RunCommand>,
 ) -> ApiResult {
     let mut spec = request.spec()?;
-    spec.idempotency = again;
+    spec.idempotency = idempotency;
     let access = app
         .core
         .open_sandbox(&caller, &id, Scope::Sandboxes)

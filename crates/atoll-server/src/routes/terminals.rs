@@ -110,10 +110,10 @@ fn open_terminals(access: &SandboxAccess) -> Result<Vec<ExecInfo>, Error> {
 async fn start_terminal(
     access: &SandboxAccess,
     request: &CreateTerminal,
-    again: Option<Idempotency>,
+    idempotency: Option<Idempotency>,
 ) -> Result<ExecHandle, Error> {
     let mut spec = request.spec()?;
-    spec.idempotency = again;
+    spec.idempotency = idempotency;
     let exec = access.runtime().exec(access.id(), spec).await?;
     Ok(exec.handle)
 }
@@ -160,13 +160,13 @@ async fn make(
     State(app): State<AppState>,
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    IdempotentJson(request, again): IdempotentJson<CreateTerminal>,
+    IdempotentJson(request, idempotency): IdempotentJson<CreateTerminal>,
 ) -> ApiResult {
     let access = app
         .core
         .open_sandbox(&caller, &id, Scope::Sandboxes)
         .await?;
-    let exec = start_terminal(&access, &request, again).await?;
+    let exec = start_terminal(&access, &request, idempotency).await?;
     let body = Json(terminal_view(&access, &exec.info()));
     Ok((StatusCode::CREATED, body).into_response())
 }

@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn paths_are_cleaned_as_in_envd() {
-        for (given, meant) in [
+        for (input, expected) in [
             ("", "."),
             ("~", "."),
             ("~/a", "a"),
@@ -106,7 +106,7 @@ mod tests {
             ("/a/../../b/", "/b"),
             ("//tmp//x", "/tmp/x"),
         ] {
-            assert_eq!(clean_path(given), meant, "{given:?}");
+            assert_eq!(clean_path(input), expected, "{input:?}");
         }
     }
 

@@ -134,10 +134,10 @@ fn access_of(found: Option<&SandboxRef>) -> PortAccess {
 
 /// Whether a request has the sandbox's token for a scope. Constant time, also for an unknown
 /// sandbox.
-fn presents_token(app: &AppState, target: &Target, door: TokenScope, headers: &HeaderMap) -> bool {
-    let token = header_value(headers, door.header());
+fn presents_token(app: &AppState, target: &Target, scope: TokenScope, headers: &HeaderMap) -> bool {
+    let token = header_value(headers, scope.header());
     match (token, id_of(target)) {
-        (Some(token), Ok(id)) => app.core.verify_token(&id, door, token),
+        (Some(token), Ok(id)) => app.core.verify_token(&id, scope, token),
         _ => false,
     }
 }
