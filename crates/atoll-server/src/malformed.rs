@@ -40,7 +40,12 @@ pub(crate) fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error>
         return read_json(bytes);
     }
     let value: Value = serde_json::from_slice(bytes).map_err(|error| not_json(&error))?;
-    Err(mismatch(Place::Body, "body", "an object", &format_value(&value)))
+    Err(mismatch(
+        Place::Body,
+        "body",
+        "an object",
+        &format_value(&value),
+    ))
 }
 
 /// Deserializes a query.

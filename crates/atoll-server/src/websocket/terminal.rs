@@ -15,7 +15,6 @@ use super::{
 /// frame.
 const MAX_FRAME_BYTES: usize = 8 << 10;
 
-
 /// Text message of a terminal client.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]

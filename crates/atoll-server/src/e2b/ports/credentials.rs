@@ -149,7 +149,13 @@ fn decode(value: &str) -> String {
 /// Whether a word is an API key, a ticket, a signed URL's token for a port, or an access token of
 /// this sandbox.
 fn is_credential(sandbox: &SandboxRef, word: &str) -> bool {
-    let is_token = |scope| sandbox.token(scope).as_bytes().ct_eq(word.as_bytes()).into();
+    let is_token = |scope| {
+        sandbox
+            .token(scope)
+            .as_bytes()
+            .ct_eq(word.as_bytes())
+            .into()
+    };
     is_key(word)
         || is_ticket(word)
         || is_port_link(word)
