@@ -83,7 +83,7 @@ pub(crate) struct Journals {
     unsynced: Mutex<HashSet<SandboxId>>,
     /// Open journals, the last used one at the end. The lock is held during each use: one at a
     /// time.
-    open: tokio::sync::Mutex<Vec<Opened>>,
+    open: tokio::sync::Mutex<Vec<OpenJournal>>,
     failures: AtomicU64,
     lost: AtomicU64,
     /// The last write failed. Only changes are logged.
@@ -91,10 +91,10 @@ pub(crate) struct Journals {
 }
 
 #[derive(Debug)]
-struct Opened {
+struct OpenJournal {
     id: SandboxId,
     journal: Journal,
-    used: Instant,
+    last_used: Instant,
 }
 
 /// An exec table's connection to the journals.
@@ -168,7 +168,10 @@ impl Journals {
     /// Closes unused journals.
     pub(crate) async fn close_idle(&self) {
         let mut open = self.open.lock().await;
-        close_matching(&mut open, |opened| opened.used.elapsed() >= IDLE_TIMEOUT).await;
+        close_matching(&mut open, |opened| {
+            opened.last_used.elapsed() >= IDLE_TIMEOUT
+        })
+        .await;
     }
 
     /// Writes the sandbox's unjournaled commands.
@@ -318,19 +321,19 @@ impl Journals {
 
 /// The journal of a sandbox, opened if needed; the least recently used one is closed.
 async fn open_journal<'a>(
-    open: &'a mut Vec<Opened>,
+    open: &'a mut Vec<OpenJournal>,
     id: &SandboxId,
     path: &Path,
 ) -> Result<&'a mut Journal, Error> {
     let mut one = match open.iter().position(|opened| opened.id == *id) {
         Some(at) => open.remove(at),
-        None => Opened {
+        None => OpenJournal {
             id: id.clone(),
             journal: Journal::open(path).await?,
-            used: Instant::now(),
+            last_used: Instant::now(),
         },
     };
-    one.used = Instant::now();
+    one.last_used = Instant::now();
     if open.len() >= MAX_OPEN {
         // A failed close loses nothing.
         let _ = open.remove(0).journal.close().await;
@@ -339,7 +342,7 @@ async fn open_journal<'a>(
 }
 
 /// Closes the journals for which `which` is true.
-async fn close_matching(open: &mut Vec<Opened>, which: impl Fn(&Opened) -> bool) {
+async fn close_matching(open: &mut Vec<OpenJournal>, which: impl Fn(&OpenJournal) -> bool) {
     for opened in open.extract_if(.., |opened| which(opened)) {
         let _ = opened.journal.close().await;
     }

@@ -55,7 +55,7 @@ fn open_logs() -> MutexGuard<'static, HashMap<PathBuf, Weak<RecordLog>>> {
 
 impl RecordLog {
     /// The log of a directory. All users of a directory share one log, since a compaction replaces
-    /// the file: readers from before a stop may still write after a restart.
+    /// the file: tasks from before a stop may still write after a restart.
     pub(crate) fn open(directory: PathBuf) -> Arc<Self> {
         let mut open = open_logs();
         if let Some(log) = open.get(&directory).and_then(Weak::upgrade) {
