@@ -333,7 +333,7 @@ impl Connection {
         let message =
             "the server has no connections left for visitors of ports without a credential";
         Err(Error::new(Code::NoCapacity, message)
-            .remedy("try again after the seconds of Retry-After, or send a credential"))
+            .remedy("try again after the seconds of Retry-After, or use a signed link to the port"))
     }
 
     /// Closes an HTTP/1 connection with a TCP reset: some clients report any other close in the

@@ -123,7 +123,11 @@ async fn identify(connection: &mut SqliteConnection, is_large: bool) -> Result<D
 async fn check_table(connection: &mut SqliteConnection, table: &str) -> Result<()> {
     let check = format!("PRAGMA quick_check(\"{table}\")");
     let found = sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(check));
-    let found = found.fetch_all(&mut *connection).await?;
+    let found = match found.fetch_all(&mut *connection).await.map_err(Error::from) {
+        // Some damage fails the check itself.
+        Err(error) if error.is_corrupt() => vec![error.to_string()],
+        found => found?,
+    };
     match found.first() {
         Some(first) if first != "ok" => Err(Error::Malformed(format!("{table}: {first}"))),
         _ => Ok(()),

@@ -356,7 +356,7 @@ async fn websockets_have_places_too_and_give_them_back() {
 /// A WebSocket that is refused stays open for the client's answer to the close frame. It is closed earlier for a new connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_websockets_make_room_for_clients_with_a_key() {
-    const PLACES: usize = 8;
+    const PLACES: usize = 3;
     let server = Server::start_with(&["--max-connections", &PLACES.to_string()]).await;
     let client = server.client();
     let rounds = async {

@@ -157,7 +157,7 @@ async fn variables_and_input_of_a_command_are_gone_from_the_disk_with_it() {
             client.line(&id, "touch ~/go").await;
         }
         waiting.await.unwrap();
-        wait_for("the input to be gone", DEADLINE, || {
+        wait_for(&format!("the input of the command that was {ending} to be gone"), DEADLINE, || {
             let left = ours(&server.data().join("sandboxes").join(&id));
             let kept = |path: &PathBuf| {
                 path.extension()

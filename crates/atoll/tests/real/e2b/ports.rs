@@ -244,9 +244,11 @@ async fn visitors_without_a_credential_leave_half_of_the_connections_to_others()
     let refused = ask(&client, &id, PORT, &[]).await;
     assert_eq!(refused.status, 503, "{refused:?}");
     assert_eq!(refused.headers["retry-after"], "5");
-    // With a key there is room, for the API and for the same port.
-    let key = client.key.clone().unwrap();
-    let admitted = ask(&client, &id, PORT, &[("x-api-key", &key)]).await;
+    // With a credential there is room, for the API and for the same port.
+    let path = format!("/sandboxes/{id}/ports/{PORT}/url");
+    let link = client.post(&path, &json!({})).await.json();
+    let token = link["token"].as_str().unwrap();
+    let admitted = ask(&client, &id, PORT, &[("e2b-traffic-access-token", token)]).await;
     assert_eq!(admitted.status, 200, "{admitted:?}");
     assert_eq!(client.get("/sandboxes").await.status, 200);
     // Those who visit stay, and one who goes makes room.
