@@ -361,7 +361,7 @@ async fn refused_websockets_make_room_for_clients_with_a_key() {
     let client = server.client();
     let rounds = async {
         let mut refused = Vec::new();
-        while !server.log().contains("no connection is left") {
+        while !server.log().contains("connection limit reached") {
             // One after the other: each is refused before the next comes, and only such ones are open.
             for _ in 0..PLACES {
                 let mut stream = TcpStream::connect(server.address()).await.unwrap();
