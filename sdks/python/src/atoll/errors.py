@@ -112,77 +112,77 @@ class InvalidRequest(AtollError):
 
 
 class UnknownTemplate(AtollError):
-    """The template of a create is not known."""
+    """The template of a create request does not exist."""
 
     code = "UNKNOWN_TEMPLATE"
     category = "validation"
 
 
 class UnknownUser(AtollError):
-    """The user is not known in the sandbox."""
+    """The user does not exist in the sandbox."""
 
     code = "UNKNOWN_USER"
     category = "validation"
 
 
 class CwdNotFound(AtollError):
-    """The working directory is not there."""
+    """The working directory does not exist."""
 
     code = "CWD_NOT_FOUND"
     category = "validation"
 
 
 class ProgramNotFound(AtollError):
-    """The program is not there or cannot be run."""
+    """The program does not exist or cannot be executed."""
 
     code = "PROGRAM_NOT_FOUND"
     category = "validation"
 
 
 class NotAFile(AtollError):
-    """Neither a regular file nor a link to one."""
+    """The path is not a regular file or a link to one."""
 
     code = "NOT_A_FILE"
     category = "validation"
 
 
 class NotADirectory(AtollError):
-    """Not a directory."""
+    """The path is not a directory."""
 
     code = "NOT_A_DIRECTORY"
     category = "validation"
 
 
 class UnsupportedMediaType(AtollError):
-    """The body is not of the kind this route takes."""
+    """The route does not accept the body's Content-Type."""
 
     code = "UNSUPPORTED_MEDIA_TYPE"
     category = "validation"
 
 
 class RangeNotSatisfiable(AtollError):
-    """The file has no such part."""
+    """The requested range is outside the file."""
 
     code = "RANGE_NOT_SATISFIABLE"
     category = "validation"
 
 
 class MisdirectedRequest(AtollError):
-    """The request is for a host that we do not serve."""
+    """This server does not serve the requested host name."""
 
     code = "MISDIRECTED_REQUEST"
     category = "validation"
 
 
 class MethodNotAllowed(AtollError):
-    """There is no such method here."""
+    """The route does not support this method."""
 
     code = "METHOD_NOT_ALLOWED"
     category = "validation"
 
 
 class PayloadTooLarge(AtollError):
-    """The request is too large."""
+    """The request body is too large."""
 
     code = "PAYLOAD_TOO_LARGE"
     category = "quota"
@@ -214,91 +214,91 @@ class InvalidTicket(Unauthenticated):
 
 
 class PermissionDenied(AtollError):
-    """The key's scope or the permissions of a file refuse it."""
+    """The key's scope, the request's origin or the permissions of a file do not allow the operation."""
 
     code = "PERMISSION_DENIED"
     category = "auth"
 
 
 class NotFound(AtollError):
-    """No such route."""
+    """The route does not exist."""
 
     code = "NOT_FOUND"
     category = "not_found"
 
 
 class KeyNotFound(AtollError):
-    """No such key."""
+    """The API key does not exist."""
 
     code = "KEY_NOT_FOUND"
     category = "not_found"
 
 
 class OrgNotFound(AtollError):
-    """No such org."""
+    """The org does not exist."""
 
     code = "ORG_NOT_FOUND"
     category = "not_found"
 
 
 class SessionNotFound(AtollError):
-    """No such session in the history."""
+    """The session does not exist, or its history was deleted."""
 
     code = "SESSION_NOT_FOUND"
     category = "not_found"
 
 
 class TerminalNotFound(AtollError):
-    """No such terminal."""
+    """The terminal does not exist."""
 
     code = "TERMINAL_NOT_FOUND"
     category = "not_found"
 
 
 class SandboxNotFound(AtollError):
-    """No such sandbox."""
+    """The sandbox does not exist or was deleted."""
 
     code = "SANDBOX_NOT_FOUND"
     category = "not_found"
 
 
 class FileNotFound(AtollError):
-    """No such file."""
+    """The file does not exist."""
 
     code = "FILE_NOT_FOUND"
     category = "not_found"
 
 
 class ExecNotFound(AtollError):
-    """No such command."""
+    """The command does not exist."""
 
     code = "EXEC_NOT_FOUND"
     category = "not_found"
 
 
 class TemplateNotFound(AtollError):
-    """No such template."""
+    """The template does not exist."""
 
     code = "TEMPLATE_NOT_FOUND"
     category = "not_found"
 
 
 class Conflict(AtollError):
-    """It is already there, or in use."""
+    """The resource already exists, is in use, or is in a state that does not allow the operation."""
 
     code = "CONFLICT"
     category = "conflict"
 
 
 class FileExists(AtollError):
-    """The file is already there."""
+    """The file already exists."""
 
     code = "FILE_EXISTS"
     category = "conflict"
 
 
 class SandboxStopped(AtollError):
-    """The sandbox does not run."""
+    """The sandbox is stopped."""
 
     code = "SANDBOX_STOPPED"
     category = "conflict"
@@ -312,28 +312,28 @@ class SandboxPaused(AtollError):
 
 
 class StdinClosed(AtollError):
-    """The command's standard input is closed, or was never open."""
+    """The command's standard input is closed or was never connected."""
 
     code = "STDIN_CLOSED"
     category = "conflict"
 
 
 class IdempotencyMismatch(AtollError):
-    """The same idempotency key came with another request."""
+    """The idempotency key was used before with a different request."""
 
     code = "IDEMPOTENCY_MISMATCH"
     category = "conflict"
 
 
 class SandboxFailed(AtollError):
-    """The sandbox could not be made or was lost."""
+    """The sandbox could not be created or was lost."""
 
     code = "SANDBOX_FAILED"
     category = "not_found"
 
 
 class RateLimited(AtollError):
-    """The key sends more requests than it may."""
+    """The key exceeds its limit of requests per second."""
 
     code = "RATE_LIMITED"
     category = "rate_limit"
@@ -347,35 +347,35 @@ class QuotaExceeded(AtollError):
 
 
 class Internal(AtollError):
-    """Something of ours failed."""
+    """Internal server error."""
 
     code = "INTERNAL"
     category = "internal"
 
 
 class UnsupportedByHost(AtollError):
-    """This host lacks what was asked for."""
+    """This host lacks a feature that the request needs."""
 
     code = "UNSUPPORTED_BY_HOST"
     category = "provider_unavailable"
 
 
 class NoCapacity(AtollError):
-    """The machine cannot take more."""
+    """No capacity left on this host."""
 
     code = "NO_CAPACITY"
     category = "provider_unavailable"
 
 
 class ProviderTimeout(AtollError):
-    """Somebody inside did not answer in time."""
+    """A process in the sandbox did not respond in time."""
 
     code = "PROVIDER_TIMEOUT"
     category = "provider_timeout"
 
 
 class DiskFull(AtollError):
-    """The disk is full."""
+    """No disk space left."""
 
     code = "DISK_FULL"
     category = "quota"

@@ -5,37 +5,37 @@ import { AtollError, UnauthenticatedError } from "../error.js";
 /** A field is missing, of the wrong type or out of range. */
 export class InvalidRequestError extends AtollError {}
 
-/** The template of a create is not known. */
+/** The template of a create request does not exist. */
 export class UnknownTemplateError extends AtollError {}
 
-/** The user is not known in the sandbox. */
+/** The user does not exist in the sandbox. */
 export class UnknownUserError extends AtollError {}
 
-/** The working directory is not there. */
+/** The working directory does not exist. */
 export class CwdNotFoundError extends AtollError {}
 
-/** The program is not there or cannot be run. */
+/** The program does not exist or cannot be executed. */
 export class ProgramNotFoundError extends AtollError {}
 
-/** Neither a regular file nor a link to one. */
+/** The path is not a regular file or a link to one. */
 export class NotAFileError extends AtollError {}
 
-/** Not a directory. */
+/** The path is not a directory. */
 export class NotADirectoryError extends AtollError {}
 
-/** The body is not of the kind this route takes. */
+/** The route does not accept the body's Content-Type. */
 export class UnsupportedMediaTypeError extends AtollError {}
 
-/** The file has no such part. */
+/** The requested range is outside the file. */
 export class RangeNotSatisfiableError extends AtollError {}
 
-/** The request is for a host that we do not serve. */
+/** This server does not serve the requested host name. */
 export class MisdirectedRequestError extends AtollError {}
 
-/** There is no such method here. */
+/** The route does not support this method. */
 export class MethodNotAllowedError extends AtollError {}
 
-/** The request is too large. */
+/** The request body is too large. */
 export class PayloadTooLargeError extends AtollError {}
 
 /** The request has no API key. */
@@ -47,76 +47,76 @@ export class InvalidApiKeyError extends UnauthenticatedError {}
 /** The ticket is unknown, used or expired. */
 export class InvalidTicketError extends UnauthenticatedError {}
 
-/** The key's scope, the origin of the page or the permissions of a file refuse it. */
+/** The key's scope, the request's origin or the permissions of a file do not allow the operation. */
 export class PermissionDeniedError extends AtollError {}
 
-/** No such route. */
+/** The route does not exist. */
 export class NotFoundError extends AtollError {}
 
-/** No such key. */
+/** The API key does not exist. */
 export class KeyNotFoundError extends AtollError {}
 
-/** No such org. */
+/** The org does not exist. */
 export class OrgNotFoundError extends AtollError {}
 
-/** No such session in the history. */
+/** The session does not exist, or its history was deleted. */
 export class SessionNotFoundError extends AtollError {}
 
-/** No such terminal. */
+/** The terminal does not exist. */
 export class TerminalNotFoundError extends AtollError {}
 
-/** No such sandbox. */
+/** The sandbox does not exist or was deleted. */
 export class SandboxNotFoundError extends AtollError {}
 
-/** No such file. */
+/** The file does not exist. */
 export class FileNotFoundError extends AtollError {}
 
-/** No such command. */
+/** The command does not exist. */
 export class ExecNotFoundError extends AtollError {}
 
-/** No such template. */
+/** The template does not exist. */
 export class TemplateNotFoundError extends AtollError {}
 
-/** It is already there, or in use. */
+/** The resource already exists, is in use, or is in a state that does not allow the operation. */
 export class ConflictError extends AtollError {}
 
-/** The file is already there. */
+/** The file already exists. */
 export class FileExistsError extends AtollError {}
 
-/** The sandbox does not run. */
+/** The sandbox is stopped. */
 export class SandboxStoppedError extends AtollError {}
 
 /** The sandbox is paused. */
 export class SandboxPausedError extends AtollError {}
 
-/** The command's standard input is closed, or was never open. */
+/** The command's standard input is closed or was never connected. */
 export class StdinClosedError extends AtollError {}
 
-/** The same idempotency key came with another request. */
+/** The idempotency key was used before with a different request. */
 export class IdempotencyMismatchError extends AtollError {}
 
-/** The sandbox could not be made or was lost. */
+/** The sandbox could not be created or was lost. */
 export class SandboxFailedError extends AtollError {}
 
-/** The key sends more requests than it may. */
+/** The key exceeds its limit of requests per second. */
 export class RateLimitedError extends AtollError {}
 
 /** A limit of the sandbox or the org is reached. */
 export class QuotaExceededError extends AtollError {}
 
-/** Something of ours failed. */
+/** Internal server error. */
 export class InternalError extends AtollError {}
 
-/** This host lacks what was asked for. */
+/** This host lacks a feature that the request needs. */
 export class UnsupportedByHostError extends AtollError {}
 
-/** The machine cannot take more. */
+/** No capacity left on this host. */
 export class NoCapacityError extends AtollError {}
 
-/** Somebody inside did not answer in time. */
+/** A process in the sandbox did not respond in time. */
 export class ProviderTimeoutError extends AtollError {}
 
-/** The disk is full. */
+/** No disk space left. */
 export class DiskFullError extends AtollError {}
 
 /** The class of each code. */
