@@ -25,8 +25,8 @@ pub(super) struct Settings {
     /// The data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR")]
     pub(super) data_dir: Option<PathBuf>,
-    /// Where sandboxes' files are: in directories (plain), which do not enforce `diskMB`, or in a btrfs image, which
-    /// enforces it [default: that of the data directory, plain for a new one, or `ATOLL_STORAGE`].
+    /// Where sandboxes' files are: `plain` directories, whose disk limits are advisory, or a btrfs `image`, which
+    /// enforces disk limits [default: `ATOLL_STORAGE`, else that of the data directory, else plain].
     #[arg(long, value_name = "plain|image")]
     pub(super) storage: Option<Storage>,
     /// Let everybody on this machine in, without keys.
