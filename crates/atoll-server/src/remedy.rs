@@ -58,7 +58,7 @@ mod tests {
         }
     }
 
-    /// What the SDKs translate, and their tests read.
+    /// Remedies that the SDKs translate; their tests read the same file.
     const SAMPLES: &str = include_str!("../../../sdks/remedies.cases.json");
 
     #[derive(serde::Deserialize)]

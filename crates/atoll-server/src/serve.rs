@@ -218,7 +218,7 @@ async fn accept(listener: &Listener) -> io::Result<Accepted> {
     }
 }
 
-/// What all connections of a listener share.
+/// State shared by all connections of a listener.
 struct Connections {
     router: Router,
     builders: Arc<HttpBuilders>,

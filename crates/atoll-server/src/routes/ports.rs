@@ -166,7 +166,8 @@ async fn sign(
     }))
 }
 
-/// Where a port is found: below the domain by which the caller found this server, or the first one.
+/// Base URL of a port: below the domain under which the client reached this server, or the first
+/// one.
 fn url(app: &AppState, server: &str, label: &str) -> Option<String> {
     let (scheme, authority) = server.split_once("://")?;
     let host = host_of(authority);

@@ -90,7 +90,7 @@ fn holds_credential(sandbox: &SandboxRef, name: &HeaderName, text: &str) -> bool
     match name.as_str() {
         // E2B clients also send keys for E2B's own service, which have other lengths.
         "x-api-key" if text.starts_with("atl_") || text.starts_with("e2b_") => true,
-        // It may be the token of another sandbox.
+        // The token may belong to another sandbox.
         "x-access-token" if is_secret_hex(text) => true,
         "authorization" => {
             let basic = text

@@ -16,7 +16,7 @@ use crate::error::ApiError;
 use crate::extract::{Path, take_query_params};
 use crate::malformed::read_query;
 
-/// Whose permissions apply.
+/// The permissions that apply.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Authority)]
 #[serde(rename_all = "lowercase")]
