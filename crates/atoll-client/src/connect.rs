@@ -63,8 +63,13 @@ pub(crate) async fn connect(target: &Target, authorities: Option<&Path>) -> Resu
     if !encrypted {
         return Ok(Box::new(stream));
     }
-    let name = ServerName::try_from(host.clone())
-        .map_err(|_| Error::invalid("url", format!("{host:?} is no name of a host"), UNREACHABLE_REMEDY))?;
+    let name = ServerName::try_from(host.clone()).map_err(|_| {
+        Error::invalid(
+            "url",
+            format!("{host:?} is no name of a host"),
+            UNREACHABLE_REMEDY,
+        )
+    })?;
     let connector = TlsConnector::from(Arc::new(tls_config(authorities)?));
     let stream = connector.connect(name, stream).await.map_err(|error| {
         let message = format!("no encrypted connection to {target}: {error}");

@@ -147,7 +147,10 @@ impl RetryPolicy {
             // Nothing was done.
             RequestError::Rejected(error) => error.code == Code::RateLimited,
         };
-        self.heard |= matches!(failure, RequestError::ConnectionLost(_) | RequestError::Timeout(_));
+        self.heard |= matches!(
+            failure,
+            RequestError::ConnectionLost(_) | RequestError::Timeout(_)
+        );
         let since = *self.since.get_or_insert_with(Instant::now);
         if !worth || since.elapsed() >= client.max_outage {
             return Err(failure.into());

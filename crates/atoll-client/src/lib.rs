@@ -4,8 +4,8 @@
 //! where they broke off, and nothing waits without an end. What a program shows its user is not decided here.
 
 mod connect;
-mod exec;
 mod error;
+mod exec;
 mod request;
 mod socket;
 mod stream;
@@ -30,8 +30,8 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use connect::Stream;
-pub use exec::{Exec, Exit, ExecInput, ExecEvent};
-pub use error::{RequestError, RetryPolicy, REQUEST_ID_DETAIL};
+pub use error::{REQUEST_ID_DETAIL, RequestError, RetryPolicy};
+pub use exec::{Exec, ExecEvent, ExecInput, Exit};
 pub use request::{Body, Request, path, query};
 pub use socket::{Frame, Socket};
 pub use stream::{Event, Events};
@@ -132,7 +132,10 @@ impl Client {
     }
 
     /// Asks once; the answer's body is still to come. A refusal is a failure.
-    pub async fn send_once(&self, request: &Request) -> Result<hyper::Response<Incoming>, RequestError> {
+    pub async fn send_once(
+        &self,
+        request: &Request,
+    ) -> Result<hyper::Response<Incoming>, RequestError> {
         let (response, _) = self.exchange(request, request.body()).await?;
         Ok(response)
     }
@@ -282,7 +285,9 @@ impl Client {
                     CONNECT.as_secs()
                 );
                 let error = Error::new(Code::ServerUnreachable, message);
-                return Err(RequestError::Unreachable(error.remedy(connect::UNREACHABLE_REMEDY)));
+                return Err(RequestError::Unreachable(
+                    error.remedy(connect::UNREACHABLE_REMEDY),
+                ));
             }
         };
         let (sender, connection) = handshake(TokioIo::new(stream))
@@ -301,12 +306,16 @@ impl Client {
             source = cause.source();
         }
         let message = format!("the connection to {} broke: {why}", self.target);
-        RequestError::ConnectionLost(Error::new(Code::Timeout, message).remedy(connect::UNREACHABLE_REMEDY))
+        RequestError::ConnectionLost(
+            Error::new(Code::Timeout, message).remedy(connect::UNREACHABLE_REMEDY),
+        )
     }
 
     fn silent(&self, to: &str, time: Duration) -> RequestError {
         let seconds = time.as_secs();
         let message = format!("{} said nothing {to} for {seconds} s", self.target);
-        RequestError::Timeout(Error::new(Code::Timeout, message).remedy(connect::UNREACHABLE_REMEDY))
+        RequestError::Timeout(
+            Error::new(Code::Timeout, message).remedy(connect::UNREACHABLE_REMEDY),
+        )
     }
 }

@@ -124,7 +124,9 @@ impl Socket {
 
     fn broken(&self, why: &str) -> RequestError {
         let message = format!("the connection to {} broke: {why}", self.name);
-        RequestError::ConnectionLost(Error::new(Code::Timeout, message).remedy(crate::connect::UNREACHABLE_REMEDY))
+        RequestError::ConnectionLost(
+            Error::new(Code::Timeout, message).remedy(crate::connect::UNREACHABLE_REMEDY),
+        )
     }
 }
 

@@ -31,11 +31,11 @@ mod progress;
 #[cfg(test)]
 mod reference;
 mod remedies;
-mod server_args;
 mod rm;
 mod run;
 mod sandbox;
 mod serve;
+mod server_args;
 mod server_options;
 mod shell;
 mod template;
@@ -322,7 +322,9 @@ static STDOUT_ERROR: OnceLock<io::Error> = OnceLock::new();
 
 /// Whether all was written that was said. What goes on for long asks, and ends if not.
 pub(crate) fn check_stdout() -> Result<(), Error> {
-    STDOUT_ERROR.get().map_or(Ok(()), |error| Err(unwritten(error)))
+    STDOUT_ERROR
+        .get()
+        .map_or(Ok(()), |error| Err(unwritten(error)))
 }
 
 /// Whoever read standard output has left, which needs no words.

@@ -10,8 +10,10 @@ use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde_json::Value;
 
-use super::server_args::{Remote, below, each, fields, find, plain, quoted, say_json, shortened, text};
 use super::sandbox::since;
+use super::server_args::{
+    Remote, below, each, fields, find, plain, quoted, say_json, shortened, text,
+};
 use super::{block_on, say};
 use crate::config::Config;
 

@@ -14,8 +14,8 @@ use atoll_model::{Category, Error};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::files::look;
 use super::eprint_line;
+use super::files::look;
 use super::server_args::{Remote, file_call, find, text};
 use crate::config::Config;
 

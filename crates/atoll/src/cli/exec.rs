@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use atoll_client::{Client, Exec as Command, Exit, ExecEvent};
+use atoll_client::{Client, Exec as Command, ExecEvent, Exit};
 use atoll_model::{Bytes as Size, Category, Error, parse_duration};
 use bytes::Bytes;
 use clap::Args;
@@ -15,10 +15,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
-use super::server_args::{Remote, find, say_json};
 use super::run::{Signals, ended_by, pass_on, stdin_is_null};
+use super::server_args::{Remote, find, say_json};
 use super::template::variables;
-use super::{as_command, print_error, check_stdout, eprint_line, say, unwritten};
+use super::{as_command, check_stdout, eprint_line, print_error, say, unwritten};
 use crate::config::Config;
 pub(crate) use ending::{Lost, explain_lost, find_end, is_killed};
 

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::commands;
 use super::events::print;
-use super::server_args::{Remote, plain, say_json, text};
 use super::sandbox::{since, state};
+use super::server_args::{Remote, plain, say_json, text};
 use super::{check_stdout, say};
 use crate::config::Config;
 

@@ -11,9 +11,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::org::find;
-use super::server_args::{Remote, plain, say_json, text};
 use super::sandbox::since;
-use super::{print_error, eprint_line, say};
+use super::server_args::{Remote, plain, say_json, text};
+use super::{eprint_line, print_error, say};
 use crate::config::Config;
 
 /// Make keys of a server, list and revoke them.

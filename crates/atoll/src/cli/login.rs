@@ -7,8 +7,8 @@ use atoll_client::{Request, Target};
 use atoll_model::{Category, Code, Error};
 use clap::Args;
 
-use super::server_args::client;
 use super::run::{Signals, terminal::Raw};
+use super::server_args::client;
 use super::{block_on, eprint_line};
 use crate::config::Config;
 use crate::config::profiles::{Profile, Profiles};

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use atoll_client::{Client, Exec, Request, ExecEvent, query};
+use atoll_client::{Client, Exec, ExecEvent, Request, query};
 use atoll_model::{Code, Error};
 use clap::Args;
 use serde_json::{Value, json};

@@ -10,9 +10,9 @@ use comfy_table::Table;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::server_args::{Remote, plain, say_json, shortened, text};
 use super::run::named::{command, find, find_written, is_background_holder, open};
 use super::sandbox::{self, Filter, span};
+use super::server_args::{Remote, plain, say_json, shortened, text};
 use super::{block_on, eprint_line, say};
 use crate::config::Config;
 

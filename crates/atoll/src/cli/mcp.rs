@@ -3,9 +3,9 @@
 //!
 //! Standard output belongs to the protocol; everything else goes to standard error.
 
-mod output;
 mod command;
 mod files;
+mod output;
 mod sandboxes;
 mod session;
 mod tools;
@@ -22,12 +22,12 @@ use rmcp::service::ServerInitializeError;
 use rmcp::transport::stdio;
 use serde_json::json;
 
-use super::server_args::Remote;
 use super::run::Signals;
 use super::sandbox::{Size, seconds};
+use super::server_args::Remote;
 use super::{block_on, eprint_line};
 use crate::config::Config;
-use session::{Session, SandboxScope};
+use session::{SandboxScope, Session};
 use tools::Server;
 
 /// A call that waits for a server which is started again must be answered before its host gives up, after a minute as a rule.

@@ -9,8 +9,8 @@ use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde_json::{Value, json};
 
-use super::server_args::{Remote, plain, say_json, text};
 use super::sandbox::{seconds, since, span};
+use super::server_args::{Remote, plain, say_json, text};
 use super::{print_error, say};
 use crate::config::Config;
 

@@ -7,8 +7,8 @@ use atoll_model::Error;
 use clap::Args;
 use comfy_table::Table;
 
-use super::server_args::{Remote, below, find, say_json, text};
 use super::say;
+use super::server_args::{Remote, below, find, say_json, text};
 use crate::config::Config;
 
 /// List the ports on which something listens in a sandbox.

@@ -8,8 +8,8 @@ use atoll_worker::instance::named::NamedRun;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::server_args::{Remote, below, text};
 use super::run::named::{open, unknown};
+use super::server_args::{Remote, below, text};
 use super::{block_on, print_error, sandbox, say};
 use crate::config::Config;
 

@@ -22,7 +22,7 @@ use clap::Args;
 use super::progress::Bar;
 use super::server_args::Remote;
 use super::template::{store, variables};
-use super::{as_command, authorities, block_on, print_error, eprint_line};
+use super::{as_command, authorities, block_on, eprint_line, print_error};
 use crate::config::Config;
 pub(crate) use signals::{Signals, ended_by};
 use streams::{copy, feed, on_terminal, stream};

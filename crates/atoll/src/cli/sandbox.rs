@@ -17,10 +17,10 @@ use comfy_table::Table;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::server_args::{Remote, below, fields, find, plain, say_json, text};
 use super::rm::find_run;
+use super::server_args::{Remote, below, fields, find, plain, say_json, text};
 use super::template::variables;
-use super::{print_error, eprint_line, say};
+use super::{eprint_line, print_error, say};
 use crate::config::Config;
 pub(crate) use filter::Filter;
 pub(crate) use lifetime::until;

@@ -34,7 +34,7 @@ use super::{authorities, eprint_line, paint, say};
 use crate::config::Config;
 use database::Unknown;
 use descriptors::{Share, Shares};
-use settings::{ResolvedSettings, OnExit, Settings};
+use settings::{OnExit, ResolvedSettings, Settings};
 
 /// Where a server that runs says, in its data directory, at which address.
 pub(crate) const PLACE: &str = "run/url";
@@ -251,7 +251,12 @@ impl ResolvedSettings {
 
     /// Makes the first key, unless `admin.key` has a key of this database or an admin's key was ever used: an operator who
     /// removes the file after that wants no other. Says how to begin.
-    async fn print_startup(&self, core: &Core, config: &Config, at: SocketAddr) -> Result<(), Error> {
+    async fn print_startup(
+        &self,
+        core: &Core,
+        config: &Config,
+        at: SocketAddr,
+    ) -> Result<(), Error> {
         let file = config.data.join("admin.key");
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{at}");

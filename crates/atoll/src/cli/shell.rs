@@ -9,7 +9,7 @@ use std::os::fd::AsFd as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use atoll_client::{Client, Exec, Exit, RequestError, Frame, RetryPolicy, Request, Socket};
+use atoll_client::{Client, Exec, Exit, Frame, Request, RequestError, RetryPolicy, Socket};
 use atoll_model::{Category, Code, Error, RequestId, TerminalSize};
 use bytes::Bytes;
 use clap::Args;
@@ -19,8 +19,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::exec::{Lost, explain_lost, read_input};
-use super::server_args::{Remote, below, find, text};
 use super::run::{Signals, terminal};
+use super::server_args::{Remote, below, find, text};
 use super::template::variables;
 use super::{as_command, eprint_line};
 use crate::config::Config;

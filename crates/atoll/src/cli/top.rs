@@ -14,10 +14,10 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use super::server_args::{Remote, below, plain, say_json, text};
 use super::run::Signals;
 use super::sandbox::{since, span, state, until};
 use super::say;
+use super::server_args::{Remote, below, plain, say_json, text};
 use crate::config::Config;
 
 /// How many sandboxes are asked what they use.

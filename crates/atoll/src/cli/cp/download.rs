@@ -6,7 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
-use atoll_client::{Client, RequestError, RetryPolicy, Request};
+use atoll_client::{Client, Request, RequestError, RetryPolicy};
 use atoll_model::{Code, Error};
 use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;

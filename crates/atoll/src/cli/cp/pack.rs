@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use atoll_client::{Response, Body, Client, RequestError, RetryPolicy, Request};
+use atoll_client::{Body, Client, Request, RequestError, Response, RetryPolicy};
 use atoll_model::{Code, Error};
 use bytes::{Bytes, BytesMut};
 use http_body_util::StreamBody;

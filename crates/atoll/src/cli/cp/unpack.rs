@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use atoll_client::{Client, RequestError, RetryPolicy, Request};
+use atoll_client::{Client, Request, RequestError, RetryPolicy};
 use atoll_model::{Code, Error};
 use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;

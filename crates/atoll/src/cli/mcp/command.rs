@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use atoll_client::{Exec, Exit, ExecEvent};
+use atoll_client::{Exec, ExecEvent, Exit};
 use atoll_model::Error;
 use rmcp::RoleServer;
 use rmcp::model::{ProgressNotificationParam, ProgressToken};
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use super::super::exec::{Lost, find_end, is_killed};
 use super::output::{HeadAndTail, ToolOutput, whole};
-use super::tools::{About, ToolEffect, ToolContext, Sandbox, Tool, cancelled};
+use super::tools::{About, Sandbox, Tool, ToolContext, ToolEffect, cancelled};
 
 /// Seconds, if nothing is said.
 const USUAL: f64 = 60.0;

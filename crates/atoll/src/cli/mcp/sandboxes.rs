@@ -6,10 +6,10 @@ use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::super::server_args::text;
 use super::super::sandbox::state;
+use super::super::server_args::text;
 use super::output::{ListOutput, ToolOutput};
-use super::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
+use super::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 
 /// How many are listed.
 const MOST: usize = 100;

@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 use tokio::sync::RwLock;
 use tokio::time::{sleep, timeout};
 
-use super::super::exec::{Lost, find_end};
 use super::super::eprint_line;
-use super::super::server_args::{below, find, text};
+use super::super::exec::{Lost, find_end};
 use super::super::sandbox::create;
+use super::super::server_args::{below, find, text};
 
 /// What the end of a session may take: a host waits a few seconds.
 const END: Duration = Duration::from_secs(10);

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::output::{ToolOutput, failed};
-use super::session::{Session, SandboxScope};
+use super::session::{SandboxScope, Session};
 use super::{command, files, sandboxes};
 
 /// What is true of a tool whatever it is given.
@@ -71,7 +71,8 @@ pub(super) struct ToolContext<'a> {
 /// A tool, with what it was given.
 pub(super) trait Tool: DeserializeOwned + JsonSchema + Send + 'static {
     const ABOUT: About;
-    fn work(self, place: ToolContext<'_>) -> impl Future<Output = Result<ToolOutput, Error>> + Send;
+    fn work(self, place: ToolContext<'_>)
+    -> impl Future<Output = Result<ToolOutput, Error>> + Send;
 }
 
 macro_rules! tools {

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::super::cp::{Files, check_source};
-use super::super::server_args::{below, text};
 use super::super::sandbox::{create, described};
+use super::super::server_args::{below, text};
 use super::super::template::variables;
-use super::super::{print_error, exec, shell};
+use super::super::{exec, print_error, shell};
 use super::{Run, Signals, ended_by, terminal};
 
 /// How long a sandbox outlives us.
@@ -174,7 +174,11 @@ async fn delete(client: &Client, id: &str) -> Result<(), Error> {
 
 /// Says again and again that we are there; ends when that makes no sense any more.
 async fn renew(client: &Client, id: &str) -> Error {
-    let request = Request::post(below(id, &["timeout"]), &json!({ "timeout": ORPHAN_TIMEOUT_SECS })).idempotent();
+    let request = Request::post(
+        below(id, &["timeout"]),
+        &json!({ "timeout": ORPHAN_TIMEOUT_SECS }),
+    )
+    .idempotent();
     loop {
         tokio::time::sleep(RENEW_INTERVAL).await;
         if let Err(error) = client.ask(&request).await {

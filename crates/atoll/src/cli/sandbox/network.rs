@@ -5,8 +5,8 @@ use atoll_model::{Error, Network, NetworkRule};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::server_args::{Remote, below, find, say_json, text};
 use super::super::say;
+use super::super::server_args::{Remote, below, find, say_json, text};
 use crate::config::Config;
 
 /// Show the network of a sandbox, or set it with its rules.

@@ -7,8 +7,8 @@ use atoll_model::{Bytes, Cpus, Error, parse_duration};
 use clap::{ArgGroup, Args};
 use serde_json::{Map, Value, json};
 
-use super::super::server_args::{Remote, below, find, say_json, text};
 use super::super::say;
+use super::super::server_args::{Remote, below, find, say_json, text};
 use super::{End, mebibytes, pairs, seconds};
 use crate::config::Config;
 

@@ -13,7 +13,7 @@ use atoll_worker::{Reserve, Storage};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::observability::{Format, Level, Place, Observability};
+use super::observability::{Format, Level, Observability, Place};
 
 /// Everything that can be set. What nobody says is `None` until [`Settings::complete`].
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]

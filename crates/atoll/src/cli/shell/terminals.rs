@@ -10,8 +10,8 @@ use comfy_table::Table;
 use serde_json::Value;
 
 use crate::cli::commands::command_line;
-use crate::cli::server_args::{Remote, below, each, find, say_json, shortened, text};
 use crate::cli::sandbox::since;
+use crate::cli::server_args::{Remote, below, each, find, say_json, shortened, text};
 use crate::cli::{block_on, say};
 use crate::config::Config;
 

@@ -6,8 +6,8 @@ use comfy_table::Table;
 use serde_json::Value;
 
 use super::super::cp::pack;
-use super::super::server_args::{plain, say_json, text};
 use super::super::say;
+use super::super::server_args::{plain, say_json, text};
 use super::{Template, metadata};
 
 impl Template {

@@ -157,14 +157,18 @@ async fn variables_and_input_of_a_command_are_gone_from_the_disk_with_it() {
             client.line(&id, "touch ~/go").await;
         }
         waiting.await.unwrap();
-        wait_for(&format!("the input of the command that was {ending} to be gone"), DEADLINE, || {
-            let left = ours(&server.data().join("sandboxes").join(&id));
-            let kept = |path: &PathBuf| {
-                path.extension()
-                    .is_some_and(|kind| kind == "in" || kind == "closed")
-            };
-            !left.iter().any(kept)
-        });
+        wait_for(
+            &format!("the input of the command that was {ending} to be gone"),
+            DEADLINE,
+            || {
+                let left = ours(&server.data().join("sandboxes").join(&id));
+                let kept = |path: &PathBuf| {
+                    path.extension()
+                        .is_some_and(|kind| kind == "in" || kind == "closed")
+                };
+                !left.iter().any(kept)
+            },
+        );
         assert_eq!(with(&server, &id, "sesame-of-the"), Vec::<PathBuf>::new());
         if ending != "stopped with the sandbox" {
             client.line(&id, "rm ~/go ~/has-read").await;

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::cli::cp::download;
 use crate::cli::mcp::output::ToolOutput;
-use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
+use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 
 /// The largest file that is edited.
 const MOST: usize = 16 << 20;

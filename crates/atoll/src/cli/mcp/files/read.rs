@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::cli::cp::download;
 use crate::cli::mcp::output::{LONGEST, ToolOutput, whole};
-use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
+use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 
 /// The largest picture that is told.
 const PICTURE: usize = 3 << 20;

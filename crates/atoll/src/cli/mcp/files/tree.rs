@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::mcp::output::{ListOutput, ToolOutput, short};
-use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
+use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 use crate::cli::server_args::{file_call, text};
 
 /// How many entries, and places, are told.

@@ -5,7 +5,7 @@ use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 
 use crate::cli::mcp::output::ToolOutput;
-use crate::cli::mcp::tools::{About, ToolEffect, ToolContext, Sandbox, Tool};
+use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 use crate::cli::server_args::text;
 
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -79,7 +79,11 @@ impl Client<'_> {
         }
     }
 
-    async fn stream(&self, exec: StartedExec, signals: &mut Signals) -> Result<ExecStatus, DetachReason> {
+    async fn stream(
+        &self,
+        exec: StartedExec,
+        signals: &mut Signals,
+    ) -> Result<ExecStatus, DetachReason> {
         let StartedExec {
             mut stdout,
             mut stderr,
@@ -107,7 +111,11 @@ impl Client<'_> {
     }
 
     /// Our own terminal becomes the command's, with what it showed before.
-    async fn show(&self, control: &ExecHandle, signals: &mut Signals) -> Result<ExecStatus, DetachReason> {
+    async fn show(
+        &self,
+        control: &ExecHandle,
+        signals: &mut Signals,
+    ) -> Result<ExecStatus, DetachReason> {
         let size = terminal::size()?;
         let _raw = terminal::Raw::new()?;
         let output = if self.fresh {
@@ -229,7 +237,9 @@ pub(super) fn ask_to_leave(directory: &Path, pid: i32) -> bool {
     let process = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     let is_background_holder = is_background_holder(directory, pid);
     match process {
-        Some(Ok(process)) if is_background_holder => pidfd_send_signal(&process, Signal::TERM).is_ok(),
+        Some(Ok(process)) if is_background_holder => {
+            pidfd_send_signal(&process, Signal::TERM).is_ok()
+        }
         _ => false,
     }
 }
