@@ -191,7 +191,7 @@ fn unknown(place: Place, path: &str, name: &str, known: &[&str]) -> Error {
         Place::Query => "query parameter",
     };
     let remedy = match (best, known) {
-        (_, []) => format!("leave it out: this request has none"),
+        (_, []) => "leave it out: this request has none".to_owned(),
         (Some(best), _) => format!("did you mean {best}? Known: {}", known.join(", ")),
         (None, _) => format!("leave it out, or use one of {}", known.join(", ")),
     };

@@ -163,7 +163,7 @@ impl RequestLog {
             _ if ours => tracing::error!(status, ms, "request finished"),
             // Health checks are frequent.
             _ if HEALTH.contains(&self.route.as_str()) => {
-                tracing::debug!(status, ms, "request finished")
+                tracing::debug!(status, ms, "request finished");
             }
             _ => tracing::info!(status, ms, code, "request finished"),
         }

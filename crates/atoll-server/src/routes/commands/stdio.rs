@@ -110,7 +110,7 @@ pub(super) async fn output(
         return Ok(upgrade.on_upgrade(move |socket| async move {
             match found {
                 Ok((access, exec)) => {
-                    websocket::output(socket, access, exec, query.after, end_signal).await
+                    websocket::output(socket, access, exec, query.after, end_signal).await;
                 }
                 Err(error) => websocket::close_with_error(socket, &error).await,
             }

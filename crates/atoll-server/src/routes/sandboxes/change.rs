@@ -62,14 +62,14 @@ pub(super) async fn change(
 ) -> ApiResult<Json<Sandbox>> {
     let changed = app
         .core
-        .change(&caller, &id, |row| request.to_change(row))
+        .change(&caller, &id, |row| request.into_change(row))
         .await;
     Ok(Json(app.sandbox(changed.map_err(rename_error_fields)?)))
 }
 
 impl UpdateSandbox {
     /// The change for a sandbox with this row.
-    fn to_change(self, row: &SandboxRow) -> Result<SandboxChange, Error> {
+    fn into_change(self, row: &SandboxRow) -> Result<SandboxChange, Error> {
         let current = row.lifetime;
         let limits = with_limits(
             row.limits,
