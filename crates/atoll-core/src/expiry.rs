@@ -152,7 +152,7 @@ fn expire(core: &Core, entry: Arc<LiveSandbox>, expiry: Expiry) {
         match done {
             Ok(()) => tracing::info!(sandbox = %id, ?action, "sandbox expired"),
             Err(error) => {
-                tracing::warn!(sandbox = %id, ?action, %error, "failed to expire sandbox")
+                tracing::warn!(sandbox = %id, ?action, %error, "failed to expire sandbox");
             }
         }
     });

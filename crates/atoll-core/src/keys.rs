@@ -420,7 +420,7 @@ mod tests {
             created_at: 1,
         };
         let put = |generation| {
-            cache.insert_if_current(generation, "hash".into(), key.clone(), org.clone())
+            cache.insert_if_current(generation, "hash".into(), key.clone(), org.clone());
         };
         let generation = cache.generation();
         // The key is revoked during the lookup.
