@@ -3,33 +3,18 @@
 //! A row in the store holds the desired state of a sandbox and is written first. The runtime's record beside the
 //! sandbox's files holds the actual state. [`Core::open`] reconciles both.
 //!
-//! Calls for commands, files and ports do not go through this crate: it only authorizes them, with a
-//! [`SandboxAccess`]; the caller then uses the runtime. One process serves a data directory, so the rows of all sandboxes
-//! that are not deleted are also kept in memory.
+//! `control` manages sandboxes, orgs and keys. `data` authorizes calls for commands, files and ports with a
+//! [`SandboxAccess`]; the calls themselves go from the server to the runtime and not through this crate. One process
+//! serves a data directory, so the rows of all sandboxes that are not deleted are also kept in memory.
 
-mod access;
-mod access_tokens;
 mod clock;
-mod connect;
 mod context;
+mod control;
+mod data;
 mod error;
-mod events;
-mod expiry;
-mod history;
-mod keys;
 mod live_sandboxes;
 mod metrics;
-mod orgs;
-mod port_links;
 mod rate_limit;
-mod reconcile;
-mod sandboxes;
-mod signed_urls;
-mod stream_shutdown;
-mod templates;
-mod tickets;
-mod timekeeping;
-mod watchers;
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -42,25 +27,26 @@ use atoll_worker::LocalRuntime;
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
-pub use access::SandboxAccess;
-pub use access_tokens::{SandboxRef, TokenScope};
 pub use atoll_store::SandboxRow;
 pub use clock::unexplained_difference;
-pub use connect::{ConnectOptions, PauseMode, PriorState};
 pub use context::RequestContext;
-pub use events::EventReader;
-pub use history::SessionView;
-pub use keys::{CreatedKey, KeyRequest, is_key, is_secret_hex, random_secret_hex};
-pub use orgs::OrgRequest;
-pub use port_links::{PortLink, is_port_link, port_link_expiry};
-pub use sandboxes::{NewSandbox, SandboxChange, SandboxFilter, SandboxList, SandboxView};
-pub use signed_urls::{SignedUrl, Signer, UrlAction};
-pub use stream_shutdown::StreamEnd;
-pub use templates::TemplateView;
-pub use tickets::{CreatedTicket, is_ticket};
-pub use watchers::WatchSpec;
+pub use control::connect::{ConnectOptions, PauseMode, PriorState};
+pub use control::events::EventReader;
+pub use control::history::SessionView;
+pub use control::keys::{CreatedKey, KeyRequest, is_key, is_secret_hex, random_secret_hex};
+pub use control::orgs::OrgRequest;
+pub use control::sandboxes::{NewSandbox, SandboxChange, SandboxFilter, SandboxList, SandboxView};
+pub use control::stream_shutdown::StreamEnd;
+pub use control::templates::TemplateView;
+pub use control::tickets::{CreatedTicket, is_ticket};
+pub use data::access::SandboxAccess;
+pub use data::access_tokens::{SandboxRef, TokenScope};
+pub use data::port_links::{PortLink, is_port_link, port_link_expiry};
+pub use data::signed_urls::{SignedUrl, Signer, UrlAction};
+pub use data::watchers::WatchSpec;
 
 use clock::Clock;
+use control::{expiry, history, keys, orgs, reconcile, tickets, timekeeping};
 use live_sandboxes::LiveSandboxes;
 
 /// The control plane of one machine. Cheap to clone.

@@ -12,9 +12,9 @@ use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState, StopReason, lock}
 use atoll_store::{ChangeEvent, SandboxRow, Store};
 
 use crate::clock::Clock;
+use crate::data::watchers::Watchers;
 use crate::error;
 use crate::rate_limit::Bucket;
-use crate::watchers::Watchers;
 
 /// All sandboxes that are not deleted, indexed by id, creation time and alias.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use atoll_model::{Org, OrgId};
 use atoll_store::{SandboxRow, Store};
 
 use super::*;
+use crate::control::timekeeping::check;
 use crate::live_sandboxes::LiveSandboxes;
-use crate::timekeeping::check;
 
 const HOUR: i64 = 60 * MINUTE;
 const YEAR: i64 = 365 * 24 * HOUR;

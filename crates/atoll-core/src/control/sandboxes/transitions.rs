@@ -22,7 +22,7 @@ use atoll_store::{QuotaClaim, SandboxRow};
 
 use super::timeouts::{check_timeout, end_at_after_restart, microseconds};
 use super::{SandboxView, quota_exceeded};
-use crate::expiry::deletion_time;
+use crate::control::expiry::deletion_time;
 use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
 use crate::{Core, RequestContext, error, run_to_completion};
 

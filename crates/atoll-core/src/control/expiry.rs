@@ -10,9 +10,9 @@ use std::time::Duration;
 use atoll_model::{Error, ExpiryAction, SandboxId, SandboxState, StopReason};
 use atoll_store::SandboxRow;
 
+use crate::control::sandboxes::{Precondition, microseconds};
+use crate::control::timekeeping::{self, Recorder};
 use crate::live_sandboxes::LiveSandbox;
-use crate::sandboxes::{Precondition, microseconds};
-use crate::timekeeping::{self, Recorder};
 use crate::{Config, Core, Inner};
 
 /// Upper bound between two checks. Idle time is polled: no event marks its start or end.

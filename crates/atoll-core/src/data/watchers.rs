@@ -9,7 +9,7 @@ use atoll_model::{Code, Error, RunAs, WatchEvent, WatchOptions, lock};
 use atoll_worker::Watch;
 
 use crate::SandboxAccess;
-use crate::keys::random_secret_hex;
+use crate::control::keys::random_secret_hex;
 use crate::live_sandboxes::LiveSandbox;
 
 /// Request to watch a directory.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use atoll_model::{Code, Error, OrgId, RequestId, Scope, lock};
 use sha2::{Digest as _, Sha256};
 
-use crate::keys::{hex, is_secret_hex, random_secret_hex};
+use crate::control::keys::{hex, is_secret_hex, random_secret_hex};
 use crate::{Core, RequestContext};
 
 const PREFIX: &str = "tkt_";

@@ -15,10 +15,11 @@ use atoll_store::{SandboxRow, Store};
 use atoll_worker::{LocalRuntime, Recovered};
 
 use crate::clock::Clock;
-use crate::expiry::deletion_time;
+use crate::control::expiry::deletion_time;
+use crate::control::sandboxes::end_at_after_restart;
+use crate::control::{history, orgs};
 use crate::live_sandboxes::{LiveSandbox, LiveSandboxes, change_event};
-use crate::sandboxes::end_at_after_restart;
-use crate::{Config, Inner, error, history, orgs};
+use crate::{Config, Inner, error};
 
 /// Sandboxes that are deleted in the store and still exist in the runtime.
 pub(crate) type PendingDeletes = HashMap<SandboxId, SessionId>;

@@ -16,8 +16,9 @@ use atoll_worker::BeforeCreate;
 
 use super::timeouts::{check_timeout, end_at};
 use super::{SandboxView, check_alias, check_metadata, quota_exceeded};
+use crate::control::keys;
 use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
-use crate::{Core, Inner, RequestContext, error, keys, run_to_completion};
+use crate::{Core, Inner, RequestContext, error, run_to_completion};
 
 /// Request to create a sandbox.
 #[derive(Debug, Clone)]

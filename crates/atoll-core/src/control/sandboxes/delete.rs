@@ -5,8 +5,9 @@ use std::sync::Arc;
 use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId, StopReason, lock};
 
 use super::transitions::{Precondition, mark_stopping_if, unconditional};
+use crate::control::history;
 use crate::live_sandboxes::LiveSandbox;
-use crate::{Core, Inner, RequestContext, history, run_to_completion};
+use crate::{Core, Inner, RequestContext, run_to_completion};
 
 impl Core {
     /// Deletes a sandbox with its files. Of several concurrent calls, one succeeds and the others return 404.

@@ -5,8 +5,8 @@
 use atoll_model::{Code, Error, ExpiryAction, SandboxState, Scope};
 use atoll_store::SandboxRow;
 
+use crate::control::sandboxes::{check_timeout, microseconds, unconditional};
 use crate::live_sandboxes::LockedSandbox;
-use crate::sandboxes::{check_timeout, microseconds, unconditional};
 use crate::{Core, RequestContext, SandboxView, run_to_completion};
 
 /// Options of [`Core::connect`].

@@ -4,8 +4,8 @@
 
 use atoll_model::{Error, SandboxId, Scope};
 
-use crate::keys::is_secret_hex;
-use crate::signed_urls::MAX_VALIDITY_SECS;
+use crate::control::keys::is_secret_hex;
+use crate::data::signed_urls::MAX_VALIDITY_SECS;
 use crate::{Core, RequestContext};
 
 /// Prefix of every link, by which the server finds and removes it in forwarded requests.

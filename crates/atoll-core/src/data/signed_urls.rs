@@ -6,7 +6,7 @@ use atoll_model::{Authority, Code, Error, RunAs, SandboxId, Scope};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-use crate::keys::hex;
+use crate::control::keys::hex;
 use crate::live_sandboxes::not_found;
 use crate::{Core, RequestContext, SandboxAccess};
 
