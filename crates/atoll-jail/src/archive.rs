@@ -1,7 +1,7 @@
 //! Reads the entries of a tar archive: GNU and pax long names; GNU sparse files. For templates, outside, and for file
 //! helpers, inside.
 //!
-//! Invariant: memory stays small whatever the archive says: names and extended headers have a limit. (The `tar` crate's own
+//! Invariant: memory stays small whatever the archive contains: names and extended headers have a limit. (The `tar` crate's own
 //! iterator reads a long name of any length into memory, so only its header type is used.) It does not touch a file
 //! system.
 
@@ -9,25 +9,25 @@ use std::io::{self, Read};
 
 use tar::{EntryType, GnuExtSparseHeader, Header};
 
-/// The one extended attribute that is read: without it `ping` and its like do not work.
+/// The only extended attribute that is read: programs such as `ping` need it.
 pub const CAPABILITY: &str = "security.capability";
 
 const BLOCK: u64 = 512;
 
-/// Longest name or extended header.
+/// Maximum bytes of a name or an extended header.
 const MOST_EXTENDED: u64 = 1 << 20;
 
-/// Most pieces of a sparse file.
+/// Maximum segments of a sparse file.
 const MOST_PIECES: usize = 1 << 16;
 
-/// One entry.
+/// One entry of an archive.
 #[derive(Debug)]
 pub struct Entry {
-    /// Where it goes, as the archive says: not checked.
+    /// Path in the archive, unchecked.
     pub name: Vec<u8>,
-    /// What it points to, if it is a link.
+    /// Target of a link; otherwise empty.
     pub link: Vec<u8>,
-    /// What it is.
+    /// Type of the entry.
     pub kind: EntryType,
     /// Permission bits.
     pub mode: u32,
@@ -37,11 +37,11 @@ pub struct Entry {
     pub gid: u32,
     /// Seconds since 1970, and nanoseconds.
     pub modified: (i64, u32),
-    /// Its length once unpacked.
+    /// Length of the unpacked file in bytes.
     pub size: u64,
-    /// The capabilities that a program gets by it.
+    /// Value of `security.capability`.
     pub capability: Option<Vec<u8>>,
-    /// Where its contents go, if they are not in one piece: offset and length.
+    /// Segments of a sparse file: offset and length.
     pub pieces: Option<Vec<(u64, u64)>>,
 }
 
@@ -49,12 +49,12 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Entries<R> {
     input: R,
-    /// Contents and padding of the current entry that were not read yet.
+    /// Unread bytes of the current entry: contents and padding.
     contents: u64,
     padding: u64,
 }
 
-/// What extended headers say of the entry that follows them.
+/// Values of extended headers; they apply to the next entry.
 #[derive(Debug, Default)]
 struct Extended {
     name: Option<Vec<u8>>,
@@ -68,7 +68,7 @@ struct Extended {
 }
 
 impl<R: Read> Entries<R> {
-    /// The entries of what is read here.
+    /// Reads entries from `input`.
     pub fn new(input: R) -> Self {
         Self {
             input,
@@ -77,12 +77,12 @@ impl<R: Read> Entries<R> {
         }
     }
 
-    /// What comes after the last entry.
+    /// Returns the reader, positioned after the last entry.
     pub fn into_inner(self) -> R {
         self.input
     }
 
-    /// The next entry; what was not read of the one before is passed over.
+    /// The next entry; skips what was not read of the previous one.
     #[expect(
         clippy::should_implement_trait,
         reason = "an entry's contents are read here before the next"
@@ -144,7 +144,7 @@ impl<R: Read> Entries<R> {
                 .map(std::borrow::Cow::into_owned)
                 .unwrap_or_default(),
         };
-        // Old archives mark a directory only by the slash at its end.
+        // Old archives mark a directory only by a trailing slash.
         let kind = if kind.is_file() && name.ends_with(b"/") {
             EntryType::Directory
         } else {
@@ -169,7 +169,7 @@ impl<R: Read> Entries<R> {
     fn header(&mut self) -> io::Result<Option<Header>> {
         let mut header = Header::new_old();
         let bytes = header.as_mut_bytes();
-        // A file that ends where a header could begin is complete: not every writer ends with empty blocks.
+        // An archive may end at a header boundary: not every writer appends empty blocks.
         let first = self.input.read(&mut bytes[..1])?;
         if first == 0 {
             return Ok(None);
@@ -219,7 +219,7 @@ impl<R: Read> Entries<R> {
         Ok(name)
     }
 
-    /// The map of a GNU sparse file: its length, and where the stored bytes go.
+    /// The map of a GNU sparse file: its length, and its segments.
     #[expect(clippy::type_complexity, reason = "used once")]
     fn pieces(
         &mut self,
@@ -351,7 +351,7 @@ fn narrow(id: u64) -> u32 {
     u32::try_from(id).unwrap_or(u32::MAX)
 }
 
-/// Refuses a size that no file can have, so that sums of sizes cannot overflow.
+/// Rejects sizes that no file can have, so that sums of sizes cannot overflow.
 fn possible(size: u64) -> io::Result<u64> {
     if size < 1 << 62 {
         Ok(size)
@@ -373,7 +373,7 @@ fn bad(why: impl Into<String>) -> io::Error {
 pub struct Name(Vec<u8>);
 
 impl Name {
-    /// Checks a name that came from outside; the error is the reason.
+    /// Checks an untrusted name; the error is the reason.
     pub fn parse(raw: &[u8]) -> Result<Self, &'static str> {
         if raw.starts_with(b"/") {
             return Err(
@@ -401,7 +401,7 @@ impl Name {
         Ok(Self(name))
     }
 
-    /// It is the directory itself.
+    /// Whether the name is the directory itself.
     pub fn is_root(&self) -> bool {
         self.0.is_empty()
     }
@@ -411,13 +411,13 @@ impl Name {
         &self.0
     }
 
-    /// The directory it is in, and its last part.
+    /// Parent directory and last component.
     pub fn split(&self) -> (&[u8], &[u8]) {
         split(&self.0)
     }
 }
 
-/// The directory that a checked name is in, and its last part.
+/// Parent directory and last component of a checked name.
 pub fn split(name: &[u8]) -> (&[u8], &[u8]) {
     match name.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => (&name[..slash], &name[slash + 1..]),

@@ -1,5 +1,5 @@
-//! What a btrfs file system is asked to do: subvolumes, and quota groups with their limits. Each call is
-//! one ioctl on a directory of the file system; no program is run.
+//! Subvolumes and quota groups of a btrfs file system. Each call is one ioctl on a directory of the
+//! file system; no program is run.
 //!
 //! A subvolume's quota group is `0/ID`. Groups of level 1 hold others: [`group`] names one.
 
@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::{Error, Step};
 
-/// How a file system counts.
+/// The accounting mode of quota groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quotas {
-    /// Whoever allocated an extent pays for it: costs next to nothing (Linux 6.7).
+    /// Simple quotas: an extent counts for the subvolume that allocated it. Cheap (Linux 6.7).
     Simple,
-    /// Whoever refers to an extent pays for it.
+    /// Full accounting: an extent counts for every subvolume that refers to it.
     Full,
 }
 
@@ -99,7 +99,7 @@ struct GroupLimit {
     rest: [u64; 3],
 }
 
-/// One ioctl with a struct of ours.
+/// One ioctl with a struct argument.
 ///
 /// # Safety
 /// The request must be one that reads or writes a `T` and nothing else, but for what a pointer in it
@@ -128,7 +128,7 @@ fn copy_name<const N: usize>(name: &str) -> io::Result<[u8; N]> {
     Ok(copy)
 }
 
-/// Makes a subvolume in a directory, as a part of a group.
+/// Creates a subvolume in a directory, as a member of a group.
 pub fn create(parent: BorrowedFd<'_>, name: &str, within: u64) -> Result<(), Error> {
     const WITH_GROUPS: u64 = 1 << 2;
     let step = || format!("make the subvolume {name}");
@@ -152,7 +152,7 @@ pub fn create(parent: BorrowedFd<'_>, name: &str, within: u64) -> Result<(), Err
     unsafe { call(parent, SUBVOL_CREATE_V2, &mut new) }.step(step)
 }
 
-/// Destroys a subvolume with all that is in it. Its space is free a little later.
+/// Destroys a subvolume with its contents. Its space is freed in the background.
 pub fn destroy(parent: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
     let step = || format!("destroy the subvolume {name}");
     let mut which = Name {
@@ -163,15 +163,15 @@ pub fn destroy(parent: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
     unsafe { call(parent, SNAP_DESTROY, &mut which) }.step(step)
 }
 
-/// Begins a commit and does not wait for it. With it the kernel's cleaner wakes, which takes away what destroyed
-/// subvolumes held; left alone it comes when it comes.
+/// Starts a commit without waiting for it. The commit wakes the kernel's cleaner, which frees the space of
+/// destroyed subvolumes.
 pub fn begin_commit(on: BorrowedFd<'_>) -> Result<(), Error> {
     let mut transaction = 0_u64;
     // SAFETY: the request fills in a 64-bit number.
     unsafe { call(on, START_SYNC, &mut transaction) }.step(|| "begin a commit".into())
 }
 
-/// The number of the subvolume that a directory is in.
+/// The id of the subvolume that contains a directory.
 pub fn subvolume(directory: BorrowedFd<'_>) -> Result<u64, Error> {
     const FIRST_OBJECT: u64 = 256;
     let mut lookup = Lookup {
@@ -206,7 +206,7 @@ pub fn id(on: BorrowedFd<'_>) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Begins to count on a new file system, in the cheapest way the kernel has.
+/// Enables quotas on a new file system, in the cheapest mode that the kernel supports.
 pub fn enable_quotas(on: BorrowedFd<'_>) -> Result<Quotas, Error> {
     const ENABLE: u64 = 1;
     const ENABLE_SIMPLE: u64 = 4;
@@ -222,7 +222,7 @@ pub fn enable_quotas(on: BorrowedFd<'_>) -> Result<Quotas, Error> {
     unreachable!("the last way returns either way")
 }
 
-/// Makes a group, which may be there already.
+/// Creates a quota group; an existing one is no error.
 pub fn create_group(on: BorrowedFd<'_>, group: u64) -> Result<(), Error> {
     let mut change = GroupChange { create: 1, group };
     // SAFETY: the request takes a `btrfs_ioctl_qgroup_create_args`.
@@ -234,7 +234,7 @@ pub fn create_group(on: BorrowedFd<'_>, group: u64) -> Result<(), Error> {
     }
 }
 
-/// The most that what a group holds may take.
+/// Limits the space that the members of a group may use together.
 pub fn limit(on: BorrowedFd<'_>, group: u64, bytes: u64) -> Result<(), Error> {
     const MAX_REFERENCED: u64 = 1;
     let mut limit = GroupLimit {

@@ -7,7 +7,7 @@
 //! waits for an RCU grace period. Killing is always done by cgroup2, which does it at once.
 //!
 //! With the controllers in cgroup2 only the root and `atoll-TAG/` give them to their children: a directory
-//! that does may hold no process, and `ID/` holds PID 1. All below `ID/` counts for its limits.
+//! that does cannot contain processes, and `ID/` contains PID 1. All below `ID/` counts for its limits.
 
 mod freeze;
 mod leaf;
@@ -27,7 +27,7 @@ use crate::plan::{IdRange, Limits};
 use crate::{Error, Step};
 pub use leaf::{End, Leaf};
 
-/// How long processes may take to stand still, or to be gone.
+/// Time limit for processes to freeze or to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The parent of an instance's sandboxes.
@@ -49,10 +49,10 @@ pub struct SandboxCgroup {
     oom_counter: Arc<OnceLock<fs::File>>,
 }
 
-/// What a sandbox uses now.
+/// Current resource usage of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Processor time so far.
+    /// Processor time used so far.
     pub cpu: Duration,
     /// Bytes of memory, page cache included.
     pub memory: u64,
@@ -65,7 +65,7 @@ fn name(tag: &str) -> String {
 }
 
 impl InstanceCgroup {
-    /// Makes the parent of an instance's sandboxes. `memory` is what all of them may use together.
+    /// Creates the parent of an instance's sandboxes. `memory` is their common limit in bytes.
     pub fn create(facts: &Facts, tag: &str, memory: u64) -> Result<Self, Error> {
         let tree = Self::of(facts, tag)?;
         for (_, path) in &tree.v1 {
@@ -87,7 +87,7 @@ impl InstanceCgroup {
         Ok(tree)
     }
 
-    /// Names the parent without making it.
+    /// The parent of an instance's sandboxes, without creating it.
     pub fn of(facts: &Facts, tag: &str) -> Result<Self, Error> {
         let v2 = facts
             .cgroups
@@ -112,9 +112,9 @@ impl InstanceCgroup {
         Ok(Self { v1, v2, memory })
     }
 
-    /// Takes the keeper in, so that it lives and ends with its sandboxes and not with whoever
-    /// started it. The first move after a while waits for an RCU grace period; done beside other
-    /// work it spares the first sandbox that wait.
+    /// Moves the keeper into the group, so that it is not killed with the group of the process that
+    /// started it. The first move after a while waits for an RCU grace period; done concurrently with
+    /// other work it spares the first sandbox that wait.
     pub fn adopt(&self, keeper: u32) -> Result<(), Error> {
         let own = self.v2.join("keeper");
         make(&own)?;
@@ -126,7 +126,7 @@ impl InstanceCgroup {
             .try_for_each(|path| write(&path.join("cgroup.procs"), &keeper))
     }
 
-    /// Makes the groups of one sandbox with its limits. Nothing is left behind on failure.
+    /// Creates the groups of one sandbox with its limits. On failure nothing remains.
     pub fn add(&self, id: &str, limits: &Limits, ids: IdRange) -> Result<SandboxCgroup, Error> {
         let group = self.group(id, ids);
         let made = group.make(limits, self);
@@ -136,7 +136,7 @@ impl InstanceCgroup {
         made.map(|()| group)
     }
 
-    /// Names the groups of a sandbox without making them.
+    /// The groups of a sandbox, without creating them.
     pub fn group(&self, id: &str, ids: IdRange) -> SandboxCgroup {
         let at = |controller: &str| {
             let v1 = self.v1.iter().find(|(known, _)| known == controller);
@@ -155,7 +155,7 @@ impl InstanceCgroup {
         }
     }
 
-    /// The names of all sandboxes that have groups here.
+    /// Names of all sandboxes that have groups in this instance.
     pub fn names(&self) -> Vec<String> {
         let paths = self.v1.iter().map(|(_, path)| path).chain([&self.v2]);
         let mut names: Vec<String> = paths
@@ -170,7 +170,7 @@ impl InstanceCgroup {
         names
     }
 
-    /// Kills whatever still lives in any sandbox of the tree and removes all of it.
+    /// Kills all processes of all sandboxes of the instance and removes the groups.
     pub fn destroy(&self) -> Result<(), Error> {
         if self.v2.exists() {
             let _ = write(&self.v2.join("cgroup.kill"), "1");
@@ -213,11 +213,11 @@ impl SandboxCgroup {
         for (path, value) in self.files(limits, tree) {
             write(&path, value)?;
         }
-        // PID 1 clones execs into leaves: for that it must own the door of the common ancestor.
+        // PID 1 clones execs into leaves: for that it must own `cgroup.procs` of the common ancestor.
         self.chown_to_sandbox(&self.v2)
     }
 
-    /// Where limits are written, and what.
+    /// Files of the limits and their values.
     fn files<'a>(&self, limits: &'a Limits, tree: &InstanceCgroup) -> Vec<(PathBuf, &'a str)> {
         let id = self.v2.file_name().unwrap_or_default();
         let mut files = Vec::new();
@@ -232,8 +232,8 @@ impl SandboxCgroup {
         files
     }
 
-    /// Gets from some limits to others, or stays as it was. Memory that is in use and cannot be had back is
-    /// told as `EBUSY`.
+    /// Changes limits; on failure the old limits stay. Fails with `EBUSY` if more memory is in use than can be
+    /// reclaimed.
     pub fn change(&self, from: &Limits, to: &Limits, tree: &InstanceCgroup) -> Result<(), Error> {
         let (from, to) = (self.files(from, tree), self.files(to, tree));
         let changed = self.step(&from, &to);
@@ -258,7 +258,7 @@ impl SandboxCgroup {
                 self.make_room(value)?;
             }
             match write(path, value) {
-                // In v1 memory may never exceed memory and swap: of the two, one has to go first.
+                // In v1 the memory limit may never exceed that of memory and swap: the order of the two writes matters.
                 Err(Error::Step { source, .. }) if source.kind() == io::ErrorKind::InvalidInput => {
                     late.push((path, value));
                 }
@@ -268,8 +268,8 @@ impl SandboxCgroup {
         late.iter().try_for_each(|(path, value)| write(path, value))
     }
 
-    /// Where cgroup2 limits memory it would kill for what is in use above the limit: what can be had back
-    /// is taken before, and what cannot is an error, as it is in v1.
+    /// Reclaims memory above a new limit first: cgroup2 would OOM-kill for it. What cannot be reclaimed is an
+    /// error, as in v1.
     fn make_room(&self, limit: &str) -> Result<(), Error> {
         let used = || self.usage().memory;
         let Ok(limit) = limit.parse::<u64>() else {
@@ -277,7 +277,7 @@ impl SandboxCgroup {
         };
         let above = used().saturating_sub(limit);
         if above > 0 {
-            // It says that it could not get all of it; we look ourselves.
+            // The write fails if not all was reclaimed; the usage is checked below.
             let _ = write(&self.v2.join("memory.reclaim"), &above.to_string());
             if used() > limit {
                 let busy = io::Error::from_raw_os_error(libc::EBUSY);
@@ -294,14 +294,14 @@ impl SandboxCgroup {
             .step(|| format!("chown {}", door.display()))
     }
 
-    /// Puts PID 1 into the v1 hierarchies. What it starts later inherits them.
+    /// Moves PID 1 into the v1 hierarchies. Its children inherit them.
     pub fn attach(&self, pid: i32) -> Result<(), Error> {
         self.v1
             .iter()
             .try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()))
     }
 
-    /// The sandbox's own directory in cgroup2, for cloning PID 1 into it.
+    /// Opens the sandbox's cgroup2 directory, for `CLONE_INTO_CGROUP`.
     pub fn open(&self) -> Result<OwnedFd, Error> {
         open(&self.v2)
     }
@@ -311,19 +311,19 @@ impl SandboxCgroup {
         write(&self.v2.join("cgroup.kill"), "1")
     }
 
-    /// It has processes.
+    /// Whether the sandbox has processes.
     pub fn is_populated(&self) -> bool {
         counter(&self.v2.join("cgroup.events"), "populated") != 0
     }
 
-    /// How many processes of the sandbox the kernel killed for want of memory.
+    /// Number of processes of the sandbox that the OOM killer has killed.
     pub fn oom_kills(&self) -> u64 {
         let file = if self.memory == self.v2 {
             "memory.events"
         } else {
             "memory.oom_control"
         };
-        // Asked before and after every exec: opened once.
+        // Read before and after every exec: opened once.
         let file = match self.oom_counter.get() {
             Some(file) => file,
             None => match fs::File::open(self.memory.join(file)) {
@@ -336,12 +336,12 @@ impl SandboxCgroup {
         number_after(&String::from_utf8_lossy(&text[..read]), "oom_kill")
     }
 
-    /// The processor time it has used so far.
+    /// Processor time used so far.
     pub fn processor_time(&self) -> Duration {
         processor_time(&self.v2)
     }
 
-    /// What the sandbox uses now.
+    /// Current resource usage.
     pub fn usage(&self) -> Usage {
         let number = |path: PathBuf| {
             fs::read_to_string(path)
@@ -361,7 +361,7 @@ impl SandboxCgroup {
         }
     }
 
-    /// How much of its memory is only what is kept of files, and goes when there is no room for it.
+    /// Bytes of memory that are reclaimable page cache.
     pub fn cache(&self) -> u64 {
         let stat = fs::read_to_string(self.memory.join("memory.stat")).unwrap_or_default();
         let names = if self.memory == self.v2 {
@@ -373,7 +373,7 @@ impl SandboxCgroup {
         files.saturating_sub(shared)
     }
 
-    /// Removes the groups once everything in them has ended (a short while is allowed for that).
+    /// Removes the groups after waiting for the end of their processes (with a time limit).
     pub fn remove(&self) -> Result<(), Error> {
         if self.v2.exists() {
             wait_empty(&self.v2)?;

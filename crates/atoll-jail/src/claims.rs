@@ -92,7 +92,7 @@ impl Claims {
         ours.insert(number);
     }
 
-    /// Gives up what was claimed over this open file and nobody inherited.
+    /// Releases claims of this open file that were not inherited.
     pub fn release_others(&self) {
         let ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = 0;

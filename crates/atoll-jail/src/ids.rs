@@ -55,7 +55,7 @@ impl Ranges {
         self.0.inherit(range.base.saturating_sub(FIRST) / COUNT);
     }
 
-    /// Gives up what was claimed over this open file and nobody inherited.
+    /// Releases claims of this open file that were not inherited.
     pub fn release_others(&self) {
         self.0.release_others();
     }

@@ -24,7 +24,7 @@ use views::Views;
 
 type Server = Channel<FromInit, ToInit>;
 
-/// Becomes PID 1 of a sandbox. Returns when the sandbox is over.
+/// Becomes PID 1 of a sandbox. Returns when the sandbox has ended.
 pub(crate) fn init(server: Server) {
     let Made {
         boot,
@@ -64,7 +64,7 @@ struct Init {
     views: Views,
     /// Children that a request is about, by pid. Others (orphans of the sandbox) are only reaped.
     children: BTreeMap<i32, Child>,
-    /// How execs ended, until the server has it in writing: it may be killed before.
+    /// Exit statuses of execs, until the server has recorded them: it may be killed before.
     ended: BTreeMap<u32, i32>,
 }
 
@@ -96,7 +96,7 @@ impl Init {
                         message,
                         descriptors,
                     })) => self.obey(message, descriptors),
-                    // The server is gone and with it every reason to be.
+                    // The server has gone: the sandbox ends.
                     Ok(None) | Err(_) => return,
                 }
             }
@@ -108,7 +108,7 @@ impl Init {
     }
 
     fn say_all(&self, messages: &[FromInit]) {
-        // If nobody listens any more, the next receive says so.
+        // If the server has gone, the next receive fails.
         let _ = self.server.send_all(messages);
     }
 
@@ -123,8 +123,8 @@ impl Init {
                     self.ended.remove(&request);
                 }
                 let started = self.launcher.start(&self.boot, &exec, &descriptors);
-                // First of all: who hears of it listens to its output from then on, and each end that closes would
-                // wake them.
+                // Before the answer: the server polls the output from then on, and each end that closes would
+                // wake it.
                 drop(descriptors);
                 match started {
                     Ok(pid) => self.tell_of(request, pid),
@@ -143,7 +143,7 @@ impl Init {
             ToInit::Signal { request, signal } => {
                 for (pid, child) in &self.children {
                     if matches!(child, Child::Exec { request: r } if *r == request) {
-                        // One that was stopped as it began has no group of its own yet.
+                        // A child that was stopped before `setsid` has no process group of its own yet.
                         if sys::kill(-pid, signal).is_err() {
                             let _ = sys::kill(*pid, signal);
                         }
@@ -183,8 +183,8 @@ impl Init {
         }
     }
 
-    /// Tells that a program was started. A short one has ended by now where there is one processor for it and us: that is
-    /// told with it, so that the server wakes once.
+    /// Reports that a program was started. A short program may have ended already: both are sent in one go, so that
+    /// the server wakes once.
     fn tell_of(&mut self, request: u32, pid: i32) {
         self.children.insert(pid, Child::Exec { request });
         let mut news = vec![FromInit::Started { request, pid }];
@@ -197,13 +197,13 @@ impl Init {
         }
     }
 
-    /// Tells programs a new size: those that are to come by our own processors, which they inherit.
+    /// Updates the views; new programs inherit PID 1's processors.
     fn resize(&self, size: &Size) -> io::Result<()> {
         self.views.rewrite(&size.views)?;
         sys::set_processors(0, &size.processors)
     }
 
-    /// Takes leave of children that have ended; what is to be told of them.
+    /// Reaps children that have ended; the messages about them.
     fn reap(&mut self) -> Vec<FromInit> {
         let mut discard = [0; 1024];
         while rustix::io::read(&self.signals, &mut discard).is_ok_and(|read| read > 0) {}

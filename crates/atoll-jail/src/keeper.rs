@@ -48,21 +48,21 @@ pub fn run_if_invoked() {
 }
 
 struct Keeper {
-    /// Who speaks to us; nobody while there is no server.
+    /// The connected server; `None` while there is none.
     server: Option<Channel<FromKeeper, ToKeeper>>,
-    /// Where the next server knocks; without it there is no next one.
+    /// Listening socket for the next server; `None` for an ephemeral instance.
     listener: Option<OwnedFd>,
     /// The living sandboxes, by the pid of their PID 1.
     sandboxes: BTreeMap<i32, HeldSandbox>,
-    /// Those that ended while there was no server, with what their execs still had to say.
+    /// Sandboxes that ended while there was no server, with the descriptors of their execs.
     dead: Vec<(HeldSandbox, i32)>,
-    /// The instance's locks: it is alive as long as we are.
+    /// Locks of the instance, held for the life of the keeper.
     held: Vec<OwnedFd>,
-    /// Where the next PID 1 comes from.
+    /// Clones the next PID 1.
     cradle: InitSpawner,
 }
 
-/// What is kept of a sandbox for the next server.
+/// Descriptors of a sandbox, held for the next server.
 struct HeldSandbox {
     token: u32,
     name: String,
@@ -99,7 +99,7 @@ fn run() -> Result<(), Error> {
     let listening = rustix::net::sockopt::socket_acceptconn(&listener).unwrap_or(false);
     let _ = rustix::process::setsid();
     sys::set_name(c"atoll-keeper");
-    // Whoever started us may run before others; sandboxes do not. PID 1 is as quick as we are.
+    // The server may have a raised priority; sandboxes do not inherit it.
     sys::set_init_scheduling();
     sys::raise_autogroup_priority();
     build_root()?;
@@ -133,7 +133,7 @@ impl Keeper {
         self.server.is_some() || (self.listener.is_some() && kept)
     }
 
-    /// Waits for something to happen and sees to it.
+    /// Waits for one round of events and handles them.
     fn poll_once(&mut self, signals: &OwnedFd) -> Result<(), Error> {
         let mut ready = vec![PollFd::new(signals, PollFlags::IN)];
         let server = self.server.as_ref().map(|server| {
@@ -182,7 +182,7 @@ impl Keeper {
         }
     }
 
-    /// Does what the server says next; false when it has gone.
+    /// Handles the server's messages; false if the server has gone.
     fn listen(&mut self) -> bool {
         let Some(server) = &self.server else {
             return false;
@@ -195,7 +195,7 @@ impl Keeper {
             return false;
         };
         if !matches!(message, ToKeeper::Hello { .. }) {
-            // It goes on with what it was told; one that could not would have gone.
+            // The server has received the inventory.
             self.dead.clear();
         }
         match message {
@@ -238,7 +238,7 @@ impl Keeper {
         true
     }
 
-    /// Tells a server that has just come of everything there is.
+    /// Sends all sandboxes and their descriptors to a new server.
     fn send_inventory(&self) -> io::Result<()> {
         let Some(server) = &self.server else {
             return Ok(());
@@ -258,7 +258,7 @@ impl Keeper {
 
     fn say(&self, message: &FromKeeper, descriptors: &[BorrowedFd<'_>]) {
         if let Some(server) = &self.server {
-            // A server that went away is noticed by the next receive.
+            // If the server has gone, the next receive fails.
             let _ = server.send(message, descriptors);
         }
     }

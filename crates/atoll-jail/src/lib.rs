@@ -1,4 +1,4 @@
-//! Isolation: what a sandbox is made of, and nothing about who owns it.
+//! Isolation of sandboxes with kernel features: namespaces, mounts, cgroups, seccomp.
 //!
 //! Outside: [`facts`] (what this host can do), [`plan`] (pure: a spec and facts become a plan that
 //! can be read, compared and tested), [`cgroup`] and [`rootfs`] (carry out the parts of a plan that
@@ -37,18 +37,18 @@ pub use sys::{
 
 use std::io;
 
-/// What can go wrong while a sandbox is made or kept.
+/// Failures of creating or running a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A step failed; the step names the path.
     #[error("{step}")]
     Step {
-        /// What was being done.
+        /// The step that failed.
         step: String,
         /// The kernel's answer.
         source: io::Error,
     },
-    /// This host cannot give what was asked for.
+    /// This host lacks a required feature.
     #[error("this host cannot provide {feature}: {why}; {remedy}")]
     Unsupported {
         /// The feature, as `atoll doctor` names it.

@@ -13,11 +13,11 @@ use crate::{Error, Step};
 
 const LOOP_CTL_GET_FREE: u64 = 0x4c82;
 const LOOP_CONFIGURE: u64 = 0x4c0a;
-/// The device ends when nobody has it open or mounted any more.
+/// The device is removed when it is neither open nor mounted (`LO_FLAGS_AUTOCLEAR`).
 const AUTOCLEAR: u32 = 4;
 /// What is written is not cached twice.
 const DIRECT: u32 = 16;
-/// How often another process may snatch the device we were told is free.
+/// Maximum attempts: another process may take the free device first.
 const MOST_TRIES: u32 = 100;
 
 /// `loop_config` of the kernel, with its `loop_info64`.

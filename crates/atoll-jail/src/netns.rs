@@ -1,6 +1,6 @@
 //! Network namespaces of sandboxes, entered for a moment.
 //!
-//! A namespace belongs to a thread. Whoever enters one does so on a thread that ends right after, so
+//! A namespace belongs to a thread. Entering one happens on a thread that ends right after, so
 //! that no thread which does other work is ever in the wrong one. A socket stays in the namespace it
 //! was made in, so a moment suffices.
 

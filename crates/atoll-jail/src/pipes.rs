@@ -1,4 +1,4 @@
-//! Data on its way between a pipe and a file, without a copy in anybody's memory. Both ends of a transfer do the same.
+//! Moves data between a pipe and a file by splice, without a copy in user memory. Used at both ends of a transfer.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -34,7 +34,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Those of `splice`; `EPIPE` when nobody reads.
+    /// Those of `splice`; `EPIPE` if the reader has closed the pipe.
     pub fn from_file(
         &self,
         file: &File,

@@ -25,7 +25,7 @@ pub use require::{OLDEST_KERNEL, require};
 pub use size::{Limits, Size, size};
 use size::{limits, processors};
 
-/// What is asked for.
+/// The requested sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// The sandbox's id; also its host name and the name of its cgroups.
@@ -83,7 +83,7 @@ pub struct Plan {
 pub enum Layers {
     /// As mounts that are attached nowhere: nothing is to be taken back.
     Detached,
-    /// Attached for a moment in a mount namespace that nobody else sees.
+    /// Attached for a moment in a private mount namespace.
     Attached,
 }
 

@@ -40,7 +40,7 @@ pub struct Root<'a> {
 }
 
 /// Mounts a root: the mount, and what it was made of. That is not needed any more, but closing it takes a few grace
-/// periods of the kernel: it is best done where nobody waits.
+/// periods of the kernel: call it where no caller waits.
 pub fn mount(root: &Root<'_>) -> Result<(OwnedFd, Vec<OwnedFd>), Error> {
     let mapped = |directory: BorrowedFd<'_>, what: &str| -> Result<OwnedFd, Error> {
         let tree = clone_tree(directory, c"").step(|| format!("clone the mount of {what}"))?;
@@ -179,7 +179,7 @@ const LINKS: [(&str, &str); 6] = [
 ];
 
 /// The sandbox's own `/dev`: a detached tmpfs with device nodes, since nodes cannot be made inside.
-/// One each: whoever shares an inode shares its locks and watches.
+/// Not shared between sandboxes: a shared inode shares its locks and watches.
 pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
     let options = [("mode", "0755"), ("size", "64k"), ("nr_inodes", "64")];
     let dev = new_mount("tmpfs", &options)?;

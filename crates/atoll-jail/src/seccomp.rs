@@ -106,8 +106,8 @@ impl SyscallPolicy {
 /// What PID 1 passes in the third and fourth argument register of `clone3`.
 pub(crate) type Clone3Cookie = [u64; 2];
 
-/// The filter with a way for PID 1 alone: `clone3` passes for who knows the password. Nobody can look into PID 1 or its
-/// helpers, and a filter is shown to nobody inside.
+/// The filter with an exception for PID 1: `clone3` passes with the cookie. No process inside can read the memory of PID 1
+/// or of its helpers, or the filter.
 pub(crate) fn for_init(filter: &[Instruction], password: &Clone3Cookie) -> Vec<Instruction> {
     program::with_cookie(filter, libc::SYS_clone3 as u32, password)
 }

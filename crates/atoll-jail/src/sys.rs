@@ -57,7 +57,7 @@ pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Re
     }
 }
 
-/// What nobody can guess.
+/// Random words from the kernel.
 pub(crate) fn random_words() -> io::Result<[u64; 2]> {
     let mut words = [0_u64; 2];
     // SAFETY: the words are as long as we say.
@@ -82,7 +82,7 @@ pub(crate) unsafe fn fork() -> io::Result<Cloned> {
 
 /// Clones a child that shares this process's memory until it becomes a program or ends, like `vfork`, into a cgroup2
 /// directory if given: this process stands still meanwhile. The child does `work`, below our own frames on our stack; if
-/// that returns, it ends. Its pid is answered; what became of it is where `work` wrote it. The filter asks for the password.
+/// that returns, it ends. Its pid is answered; what became of it is where `work` wrote it. The filter requires the cookie.
 ///
 /// # Safety
 /// The process must have a single thread. `work` leaves the heap alone: it may be killed in the middle of anything, and what
@@ -104,7 +104,7 @@ pub(crate) unsafe fn clone_shared<F: FnMut()>(
     let mut result = libc::SYS_clone3;
     // SAFETY: the arguments live across the call. The child goes on with our registers and our stack pointer, so it
     // may only go down from here, and never comes back; we go on when it has left this memory, with everything above
-    // the stack pointer as it was but for what `work` changed, which the compiler is not told to be untouched.
+    // the stack pointer as it was but for what `work` changed, which are declared as clobbered or as output.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!(
@@ -153,7 +153,7 @@ pub(crate) unsafe fn clone_shared<F: FnMut()>(
     Ok(result as i32)
 }
 
-/// What a clone is asked for.
+/// Arguments of `clone3`.
 fn clone_arguments(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> libc::clone_args {
     // SAFETY: an all-zero clone_args is valid.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -318,14 +318,14 @@ pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Words as the kernel takes them.
+/// An `argv` or environment array for `execve`.
 #[derive(Debug)]
 pub(crate) struct Words {
     /// Owned here: it is what the pointers point at.
     #[allow(dead_code, reason = "the kernel reads it")]
     strings: Vec<CString>,
     pointers: Vec<*const libc::c_char>,
-    /// The first that is told.
+    /// Index of the first word that `execve` gets.
     first: usize,
 }
 
@@ -339,7 +339,7 @@ impl Words {
         }
     }
 
-    /// Those of a program, with room for a shell's name before them.
+    /// The words of a program, with room for a shell's name before them.
     pub(crate) fn of_program(shell: &'static CStr, argv: Vec<CString>) -> Self {
         let mut words = Self::new(argv);
         words.pointers.insert(0, shell.as_ptr());
@@ -470,7 +470,7 @@ pub(crate) fn set_title(title: &str) {
 /// Takes a descriptor by its number.
 ///
 /// # Safety
-/// The number is open and belongs to nobody else.
+/// The descriptor must be open and have no other owner.
 pub(crate) unsafe fn owned(number: i32) -> OwnedFd {
     // SAFETY: as the caller says.
     unsafe { OwnedFd::from_raw_fd(number) }

@@ -32,7 +32,7 @@ pub fn open(terminals: BorrowedFd<'_>, ids: IdRange) -> Result<(OwnedFd, OwnedFd
     Ok((master, slave))
 }
 
-/// Sets a terminal's size; its programs are told by a signal.
+/// Sets a terminal's size; its foreground process group gets `SIGWINCH`.
 pub fn resize(master: impl AsFd, rows: u16, columns: u16) -> Result<(), Error> {
     let size = Winsize {
         ws_row: rows,

@@ -8,7 +8,7 @@
 //! Both ends are mostly built from one source, but a server may meet the keeper, and the sandboxes, of
 //! another version. Each says in its first message what it speaks: up to [`VERSION`], from [`OLDEST`] on. Where the
 //! two have a version in common they speak with each other, and neither says what the other's version does not
-//! have. The form of the two `Hello`s, and of the `Hold` for nobody, never changes.
+//! have. The encoding of the two `Hello`s, and of a `Hold` without a sandbox, never changes.
 
 mod boot;
 mod codec;
@@ -40,7 +40,7 @@ pub const VERSION: u32 = 6;
 /// The oldest version that this one still speaks. Raise it when a message changes or goes, not when one is added.
 pub const OLDEST: u32 = 5;
 
-/// The versions that somebody speaks.
+/// The protocol versions that a process supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionRange {
     /// The newest, its own.
@@ -104,7 +104,7 @@ impl Decode for VersionRange {
     }
 }
 
-/// A step of the set-up that failed, told by its name and the kernel's errno.
+/// A setup step that failed: its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// What was being done, with the path it was done to.

@@ -25,7 +25,7 @@ pub struct Leaf {
 struct Directory {
     /// For cloning into it.
     itself: OwnedFd,
-    /// Says whether somebody is in it; open once that was asked.
+    /// `cgroup.events`; opened on first use.
     events: OnceLock<OwnedFd>,
 }
 
@@ -53,7 +53,7 @@ pub enum End {
 }
 
 impl SandboxCgroup {
-    /// The directory of an exec that somebody else began; of one that has ended it is another's by now.
+    /// The directory of an exec that an earlier server started. A directory is reused after its exec has ended.
     pub fn named_leaf(&self, name: &str, ended: bool) -> Leaf {
         let state = if ended { Use::GivenUp } else { Use::Own };
         Leaf {
@@ -108,7 +108,7 @@ impl Leaf {
         }
         *state = Use::Killed;
         match fs::write(self.path.join("cgroup.kill"), "1") {
-            // Removed, so there is nobody left to kill.
+            // Removed: no process is left.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             written => written,
         }
@@ -150,7 +150,7 @@ impl Directory {
         Ok(self.events.get_or_init(|| events))
     }
 
-    /// It has processes. What cannot be told is not used again now.
+    /// It has processes, or its state cannot be read; it is not reused now.
     fn is_populated(&self) -> bool {
         let mut text = [0; 256];
         let read = self

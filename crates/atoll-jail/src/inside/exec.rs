@@ -43,7 +43,7 @@ pub(super) struct Launcher {
     oom_score: File,
     /// The sandbox's `/proc`.
     processes: OwnedFd,
-    /// Whom the last one ran as.
+    /// User of the last program.
     known: Option<Known>,
     /// For `clone3`.
     password: Clone3Cookie,
@@ -60,7 +60,7 @@ impl Launcher {
         })
     }
 
-    /// Starts a program; its pid.
+    /// Starts a program and returns its pid.
     pub(super) fn start(
         &mut self,
         boot: &Boot,
@@ -140,11 +140,11 @@ fn number(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Where a program begins.
+/// The working directory of a program.
 enum Directory {
     /// The user's home, or `/` if that is missing.
     Home(CString),
-    /// There or not at all.
+    /// A requested directory: fails if it is missing.
     Asked(CString),
 }
 
@@ -186,14 +186,14 @@ struct Launch<'a> {
     directory: Directory,
     /// Where the program may be, in the order in which it is looked for.
     places: &'a [CString],
-    /// It was said where it is.
+    /// The program was given by its path.
     by_path: bool,
     argv: Words,
     environment: Words,
 }
 
 impl Launch<'_> {
-    /// Has a child become the program; its pid.
+    /// Starts the child that executes the program and returns its pid.
     fn start(&mut self, cgroup: Option<BorrowedFd<'_>>) -> Result<i32, Refusal> {
         let launcher = self.launcher;
         // Programs die before PID 1 when memory runs out. A child inherits the score; its own it could not open.
@@ -208,7 +208,7 @@ impl Launch<'_> {
                 refused = Some((part, number(&error)));
             })
         };
-        // One that was killed at once has not done it itself.
+        // A child that was killed at once has not restored the score.
         let _ = launcher.score(INIT);
         match (cloned, refused) {
             (Ok(_), Some(refusal)) => Err(refusal),
@@ -265,7 +265,7 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Becomes the user, where it wants to be.
+    /// Changes to the user and to the working directory.
     fn become_user(&self) -> Result<(), (Part, io::Error)> {
         let identity = self.identity;
         own_streams(identity);
@@ -279,14 +279,14 @@ impl Launch<'_> {
         entered.map_err(|error| (Part::Directory, error))
     }
 
-    /// Tries each place as a shell does; the most telling reason why none had it.
+    /// Tries each path as a shell does; returns the most specific error.
     fn execute(&mut self) -> io::Error {
         let mut reason = io::Error::from_raw_os_error(libc::ENOENT);
         sys::set_program_scheduling();
         for place in self.places {
             let error = sys::execute(place, &self.argv, &self.environment);
             if error.raw_os_error() == Some(libc::ENOEXEC) {
-                // What the kernel cannot run is the shell's, as in a shell.
+                // A file of unknown format is run by the shell (`ENOEXEC`).
                 self.argv.become_script(place);
                 let without = sys::execute(SHELL, &self.argv, &self.environment);
                 return match without.raw_os_error() {
@@ -297,7 +297,7 @@ impl Launch<'_> {
             match error.raw_os_error() {
                 _ if self.by_path => return error,
                 Some(libc::ENOENT | libc::ENOTDIR) => {}
-                // Perhaps another directory has one that we may run.
+                // Another directory of `PATH` may have an executable one.
                 Some(libc::EACCES) => reason = error,
                 _ => return error,
             }
@@ -307,7 +307,7 @@ impl Launch<'_> {
 }
 
 /// Gives the standard streams to the user where they were made for this exec: a program that
-/// opens `/dev/stdout` is asked for its rights like anybody else.
+/// opens `/dev/stdout` has its permissions checked.
 fn own_streams(identity: &Identity) {
     for stream in [
         rustix::stdio::stdin(),
@@ -317,7 +317,7 @@ fn own_streams(identity: &Identity) {
         let uid = Some(rustix::fs::Uid::from_raw(identity.uid));
         let gid = rustix::fs::Gid::from_raw(identity.gid);
         let kind = rustix::fs::fstat(stream).map(|found| FileType::from_raw_mode(found.st_mode));
-        // What came from elsewhere stays its owner's.
+        // Other descriptors keep their owner.
         let _ = match kind {
             Ok(FileType::Fifo) => rustix::fs::fchown(stream, uid, Some(gid)),
             // Its group is `tty`, as ever.
@@ -360,7 +360,7 @@ fn strings(bytes: impl Iterator<Item = Vec<u8>>) -> Result<Vec<CString>, NulErro
     bytes.map(CString::new).collect()
 }
 
-/// It says where the program is.
+/// Whether the program is given by its path.
 fn is_path(program: &[u8]) -> bool {
     program.contains(&b'/')
 }

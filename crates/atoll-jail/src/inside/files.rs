@@ -1,4 +1,4 @@
-//! File work, each call in a helper of its own: a clone of PID 1 that becomes the asked user, does
+//! File operations, each in a helper process: a clone of PID 1 that changes to the requested user, does
 //! the work with the sandbox's own view of its files, and ends. Paths are the sandbox's; whatever
 //! they lead to, the rights are the sandbox's too. Data goes through a pipe that the server made,
 //! so no descriptor ever comes out.
@@ -28,7 +28,7 @@ use crate::wire::{
 
 type Answer = Channel<FromHelper, ToHelper>;
 
-/// Why work failed, and on which path.
+/// Why an operation failed, and on which path.
 struct Failed {
     why: Failure,
     errno: i32,
@@ -106,7 +106,7 @@ pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> 
 fn keep_only(answer: OwnedFd, data: Option<OwnedFd>) -> Option<(OwnedFd, Option<OwnedFd>)> {
     let _ = rustix::process::setsid();
     sys::unblock_signals();
-    // SIGPIPE would end us before the server heard why.
+    // SIGPIPE would end the helper before it could report the reason.
     // SAFETY: ignoring a signal has no memory effects.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let high = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 10).ok();
@@ -118,7 +118,7 @@ fn keep_only(answer: OwnedFd, data: Option<OwnedFd>) -> Option<(OwnedFd, Option<
     let piped = data.is_some();
     std::mem::forget((answer, data));
     sys::close_from(if piped { 5 } else { 4 }).ok()?;
-    // SAFETY: these numbers were just placed and belong to nobody else.
+    // SAFETY: these numbers were just placed and have no other owner.
     unsafe {
         use std::os::fd::FromRawFd;
         Some((
@@ -128,10 +128,10 @@ fn keep_only(answer: OwnedFd, data: Option<OwnedFd>) -> Option<(OwnedFd, Option<
     }
 }
 
-/// The work's context: who asks, and with whose rights.
+/// Context of an operation: the user, and whose rights apply.
 struct Caller {
     identity: Identity,
-    /// Whom new files are given to; `None` where they are the user's by themselves.
+    /// Owner of new files; `None` if they belong to the user anyway.
     owner: Option<(u32, u32)>,
 }
 
@@ -161,7 +161,7 @@ impl Caller {
                     self.make_directories(parent)?;
                 }
                 match fs::create_dir(path) {
-                    // Somebody else was quicker.
+                    // Another process was faster.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                     made => made.at(path).and_then(|()| self.own(path)),
                 }
@@ -252,7 +252,7 @@ fn work(
             }
             let mode = mode & 0o7777;
             fs::create_dir(&path).at(&path)?;
-            // Who watches is told of what changes, not of what was so already.
+            // An unchanged mode must not cause an inotify event.
             if fs::symlink_metadata(&path).at(&path)?.mode() & 0o7777 != mode {
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode)).at(&path)?;
             }
@@ -275,7 +275,7 @@ fn work(
             } else {
                 rustix::fs::RenameFlags::NOREPLACE
             };
-            // An error about `from` is told as such; what is left is about `to`.
+            // Check `from` first: a remaining error is about `to`.
             fs::symlink_metadata(&from).at(&from)?;
             rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags)
                 .at(&to)?;

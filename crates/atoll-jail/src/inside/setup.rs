@@ -19,7 +19,7 @@ use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 
 /// `CAP_SYS_ADMIN` in the sandbox's own user namespace: PID 1 installs the filter with it. Later it is only permitted and never in
-/// effect: the kernel lets root inside schedule nobody who is permitted more than it is.
+/// effect: the kernel lets root inside the sandbox change the scheduling only of processes without more permitted capabilities.
 const SYS_ADMIN: u64 = 1 << 21;
 
 impl From<Error> for Fault {
@@ -37,7 +37,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// What PID 1 of a complete sandbox goes on with.
+/// State of PID 1 after the setup.
 pub(super) struct Made {
     pub(super) boot: Boot,
     /// PID 1's own `oom_score_adj`, which can be opened only before PID 1 is closed to everybody, itself
@@ -105,7 +105,7 @@ pub(super) fn become_sandbox(server: &Server) -> Result<Made, Fault> {
 
 fn open_oom_score() -> Result<fs::File, Error> {
     sys::set_ids(0, 0, &[]).step(|| "become root of the sandbox".into())?;
-    // Nobody else is in the sandbox yet.
+    // The sandbox has no other process yet.
     sys::prctl(libc::PR_SET_DUMPABLE, 1).step(|| "be dumpable for a moment".into())?;
     let opened = fs::OpenOptions::new()
         .write(true)

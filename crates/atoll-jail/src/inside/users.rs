@@ -1,4 +1,4 @@
-//! Who a name is inside the sandbox. The files asked belong to the sandbox and are hostile; this
+//! Looks up users and groups of a sandbox. The files belong to the sandbox and are hostile; this
 //! runs only in PID 1 and its children, with the sandbox's own rights.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use crate::wire::User;
 
-/// The longest name that is told: as long as the kernel's own.
+/// Maximum bytes of a name: the kernel's own limit.
 const LONGEST_NAME: usize = 256;
 
 /// A user of the sandbox, resolved.
@@ -22,7 +22,7 @@ pub(super) struct Identity {
     pub(super) shell: String,
 }
 
-/// A user that was looked up before, and the state of the files that were asked.
+/// A cached lookup, with the state of the files at that time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     name: String,
@@ -30,8 +30,8 @@ pub(super) struct Known {
     identity: Identity,
 }
 
-/// The state of the files that are asked: who changes them changes it. Nothing if they changed just
-/// now, when a further change might not show.
+/// The state of `/etc/passwd` and `/etc/group`; any change of the files changes it. `None` if they changed just
+/// now, when a further change might not be visible.
 fn stamp() -> Option<Vec<u64>> {
     const SETTLED: u64 = 2;
     let now = std::time::SystemTime::now()
@@ -61,7 +61,7 @@ fn stamp() -> Option<Vec<u64>> {
     Some(stamp)
 }
 
-/// Like [`find`], but asks the files only if they changed since the last time, or asked for another.
+/// Like [`find`], but reads the files only if they or the name changed since the last lookup.
 pub(super) fn find_again(
     name: &str,
     template: &User,
@@ -74,7 +74,7 @@ pub(super) fn find_again(
     {
         return Some(known.identity.clone());
     }
-    // As they were before they are read: who changes them meanwhile changes the stamp.
+    // Taken before the files are read: a concurrent change changes the stamp.
     let identity = find(name, template)?;
     *known = stamp.map(|stamp| Known {
         name: name.to_owned(),

@@ -2,7 +2,7 @@
 //!
 //! Programs see parts of it through read-only mounts. The mount they are clones of is in no tree once PID 1
 //! has its root: only the descriptor here leads to it, and that is closed in every child. So PID 1 can write
-//! what nobody else can, without a right to mount anything.
+//! what no other process can, without the right to mount.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -45,8 +45,8 @@ impl Views {
         Ok(Self { root })
     }
 
-    /// Has files say something else. In place: a mount of a single file would not follow another one of its
-    /// name. The new text comes before the old one's rest goes, so that nobody finds a file empty.
+    /// Replaces the contents of views. In place: a mount of a single file would not follow another one of its
+    /// name. The new text is written before the file is truncated, so that no reader finds it empty.
     pub(super) fn rewrite(&self, views: &[(String, String)]) -> io::Result<()> {
         for (path, contents) in views {
             let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -1,4 +1,4 @@
-//! PID 1 comes to life without a copy of the keeper's descriptors.
+//! Clones PID 1 without copying the keeper's descriptor table.
 //!
 //! A keeper of a thousand sandboxes has several thousand of them. A plain clone copies all, and PID 1 closes
 //! all: that would be most of a create. So PID 1 begins with the keeper's own table, takes the first few numbers
@@ -19,13 +19,13 @@ use crate::sys::{self, Cloned};
 const CONTROL: i32 = 3;
 /// Where PID 1 finds its end of the gate.
 const GATE: i32 = 4;
-/// A PID 1 that has not begun after so long is given up.
+/// Time limit for PID 1 to take its own table.
 const PATIENCE: Timespec = Timespec {
     tv_sec: Duration::from_secs(10).as_secs() as i64,
     tv_nsec: 0,
 };
 
-/// Where the next PID 1 lies.
+/// Clones the next PID 1.
 pub(super) struct InitSpawner {
     newest: Option<PendingInit>,
 }
@@ -37,13 +37,13 @@ struct PendingInit {
 }
 
 impl InitSpawner {
-    /// Takes the numbers, before anything else is opened.
+    /// Reserves the numbers, before anything else is opened.
     pub(super) fn new() -> io::Result<Self> {
         free_numbers()?;
         Ok(Self { newest: None })
     }
 
-    /// What tells that the newest PID 1 has a table of its own.
+    /// Readable once the newest PID 1 has a descriptor table of its own.
     pub(super) fn gate(&self) -> Option<BorrowedFd<'_>> {
         self.newest.as_ref().map(|newest| newest.gate.as_fd())
     }
@@ -142,7 +142,7 @@ fn begin() -> io::Result<OwnedFd> {
     Ok(control)
 }
 
-/// Fills the numbers with something that nobody misses.
+/// Fills the reserved numbers with unused descriptors.
 fn free_numbers() -> io::Result<()> {
     for number in [CONTROL, GATE] {
         sys::place(rustix::stdio::stderr(), number)?;

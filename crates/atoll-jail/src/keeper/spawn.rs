@@ -1,4 +1,4 @@
-//! How PID 1 comes to be: cloned under the sandbox's own outside id, then given its ids.
+//! Creates PID 1: cloned under the sandbox's own outside id, then its ids are mapped.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! How a server starts a keeper, and how the next one finds it.
+//! Starts a keeper, and connects to a running one.
 
 use std::fs;
 use std::io;
@@ -15,10 +15,10 @@ use crate::sys;
 use crate::wire::{Channel, FromKeeper, ToKeeper, VersionRange};
 use crate::{Error, Step};
 
-/// How long a server waits for a keeper's next word while it takes over.
+/// Time limit for each message of a keeper during adoption.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_asked`](super::run_if_asked) first; the caller's
+/// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_invoked`](super::run_if_invoked) first; the caller's
 /// end of the conversation and the process. With a socket (see [`listen`]) it outlives its server. It
 /// holds the given descriptors (locks of the instance) for as long as it lives.
 pub fn start(
@@ -93,7 +93,7 @@ pub fn connect(
     }
 }
 
-/// Whoever was at the other end has ended.
+/// Whether the error says that the peer has closed the connection.
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -120,7 +120,7 @@ fn shown_read_only(binary: &Path) -> io::Result<OwnedFd> {
     Ok(shown)
 }
 
-/// A copy that nobody can write, where there can be no mount.
+/// A sealed copy in memory, for hosts where mounting is not permitted.
 fn sealed_copy(binary: &Path) -> io::Result<OwnedFd> {
     let copy = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let own = fs::File::open(binary)?;

@@ -9,8 +9,8 @@ pub(super) const NODEV: u32 = libc::MOUNT_ATTR_NODEV as u32;
 pub(super) const NOEXEC: u32 = libc::MOUNT_ATTR_NOEXEC as u32;
 pub(super) const READ_ONLY: u32 = libc::MOUNT_ATTR_RDONLY as u32;
 
-/// The sandbox's file systems in memory, and how big they may become: together less than its memory, so that whoever fills
-/// them is told that they are full, and not killed.
+/// The sandbox's tmpfs mounts and their sizes in bytes: together less than its memory, so that filling
+/// them fails with `ENOSPC` instead of an OOM kill.
 #[must_use]
 pub fn in_memory(memory: u64) -> [(&'static str, u64); 2] {
     [("/dev/shm", memory / 2), ("/run", memory / 4)]

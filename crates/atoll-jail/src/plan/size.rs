@@ -1,4 +1,4 @@
-//! How much a sandbox may use: as limits, and as what programs are told.
+//! The size of a sandbox: its cgroup limits, and the values that its programs see.
 
 use super::{Spec, view};
 use crate::Error;
@@ -38,7 +38,7 @@ pub fn size(spec: &Spec, facts: &Facts) -> Result<Size, Error> {
 }
 
 impl Size {
-    /// What programs of a sandbox that had another size are told.
+    /// The views that change against another size.
     pub fn since(&self, old: &Self) -> wire::Size {
         let views = self.views.iter().filter(|view| !old.views.contains(view));
         wire::Size {

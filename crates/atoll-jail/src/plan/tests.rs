@@ -1,4 +1,4 @@
-//! Every decision about isolation, readable as a snapshot: (what is asked for) × (what the host is).
+//! Snapshots of every isolation decision: requested spec × facts of the host.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use super::Spec;
 
-/// An empty file, over a file that is nobody's business.
+/// An empty file, mounted over files that must not be readable.
 pub(super) const EMPTY_FILE: &str = "empty/file";
-/// An empty directory, over a directory that is nobody's business.
+/// An empty directory, mounted over directories that must not be readable.
 pub(super) const EMPTY_DIRECTORY: &str = "empty/directory/";
 
 /// Path and contents of each view: `meminfo` for `/proc`, and a stand-in for `/sys` with the few

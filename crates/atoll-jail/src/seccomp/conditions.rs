@@ -17,7 +17,7 @@ const ZERO: &[Value] = &[Value {
 }];
 
 /// `clone`: no new namespaces. The kernel takes the low half of the flags only. The low byte is the exit signal, so
-/// `CLONE_NEWTIME` cannot be asked for here; the bit is in the mask because no signal has it.
+/// `CLONE_NEWTIME` cannot be requested here; the bit is in the mask because no signal has it.
 pub(super) const CLONE: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[Test {

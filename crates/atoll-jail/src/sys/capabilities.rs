@@ -1,4 +1,4 @@
-//! What this thread, and what it starts, may do beyond others.
+//! Capabilities of this thread and its children.
 
 use std::io;
 
@@ -44,17 +44,18 @@ fn capset(data: [Capabilities; 2]) -> io::Result<()> {
     Ok(())
 }
 
-/// Root with it writes past quotas and limits.
+/// Lets root exceed quotas and resource limits.
 const SYS_RESOURCE: u32 = 24;
 
-/// Gives up what lets root write past quotas, for this thread and whatever it starts. Call it before there are others.
+/// Drops `CAP_SYS_RESOURCE`, which lets root exceed quotas, for this thread and its children. Call it before
+/// other threads start.
 pub fn drop_cap_sys_resource() -> io::Result<()> {
     give_up(SYS_RESOURCE)
 }
 
-/// Gives one capability up for good, for this thread and whatever it starts.
+/// Drops one capability for good, for this thread and its children.
 fn give_up(capability: u32) -> io::Result<()> {
-    // What is started has no more than this. Whoever may not change it is not root, and neither is what it starts.
+    // Limits children. It fails without `CAP_SETPCAP`; then neither this process nor its children are root.
     let bounded = prctl(libc::PR_CAPBSET_DROP, u64::from(capability));
     let mut header = CapabilityHeader::OWN;
     let mut data = [Capabilities::default(); 2];

@@ -1,4 +1,4 @@
-//! When threads run, and on which processors.
+//! Scheduling of threads: priority, time slice, policy, CPU affinity.
 
 use std::io;
 
@@ -36,21 +36,20 @@ fn schedule(nice: i32, slice: TimeSlice) -> bool {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) == 0 }
 }
 
-/// How long a thread runs at a time.
+/// Time slice of a thread.
 #[derive(Clone, Copy)]
 enum TimeSlice {
-    /// The least there is. A control group counts as its quickest member: who is to come before sandboxes must
-    /// be quicker than the quickest process in them.
+    /// The kernel's minimum. A cgroup is scheduled by its member with the shortest slice: a thread that must preempt
+    /// sandboxes needs a shorter slice than any process in them.
     Shortest,
-    /// Ours in a sandbox.
+    /// For PID 1 and file helpers.
     Short,
-    /// The programs of sandboxes: less than the kernel's three milliseconds. Nobody else gets in before the one that runs
-    /// has had its time.
+    /// For programs of sandboxes: less than the kernel's default of three milliseconds.
     Program,
 }
 
-/// Gives this thread, and those it starts, more weight than ordinary ones, and lets them in as soon as
-/// they wake; says whether it may.
+/// Raises the weight of this thread and its children and gives them the shortest slice, so that they preempt on
+/// wake-up; false if not permitted.
 pub fn raise_thread_priority() -> bool {
     schedule(-10, TimeSlice::Shortest)
 }
@@ -60,24 +59,24 @@ pub fn raise_thread_priority() -> bool {
 /// left as it is.
 pub fn raise_autogroup_priority() {
     let own = rustix::process::getpid().as_raw_pid();
-    // SAFETY: takes and gives a number. 0 is the session of whoever never began one, or began it outside our view of processes.
+    // SAFETY: no memory is involved. 0: the session began outside this pid namespace, or there is none.
     let session = unsafe { libc::getsid(0) };
     if session == own {
         let _ = std::fs::write("/proc/self/autogroup", "-10");
     }
 }
 
-/// An ordinary weight, whatever whoever started us has, but let in as soon as it wakes.
+/// Default weight, whatever the parent has, with a short slice.
 pub(crate) fn set_init_scheduling() {
     schedule(0, TimeSlice::Short);
 }
 
-/// Like every other program of a sandbox.
+/// Default weight and slice for programs of a sandbox.
 pub(crate) fn set_program_scheduling() {
     schedule(0, TimeSlice::Program);
 }
 
-/// Lets this thread run before all ordinary ones; says whether it may.
+/// Sets `SCHED_FIFO` for this thread; false if not permitted.
 pub fn set_fifo_scheduling() -> bool {
     // SAFETY: the parameter is a plain number that lives across the call; it concerns this thread.
     unsafe {

@@ -38,7 +38,7 @@ wire!(struct Boot {
     open_files, loopback, cgroup_namespace, close_descriptors, user
 });
 
-/// What programs are told of a sandbox's size.
+/// The size of a sandbox as its programs see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Size {
     /// Views (see [`Boot::views`]) that say something else now. Only files that were there from the start.
@@ -93,7 +93,7 @@ pub enum Source {
         /// Its path among the views.
         path: String,
     },
-    /// A directory or file of the host, because the caller asked; its descriptor comes with `Go`.
+    /// A directory or file of the host that the caller requested; its descriptor comes with `Go`.
     Handed {
         /// Its path on the host, for the plan's reader and for faults.
         path: String,

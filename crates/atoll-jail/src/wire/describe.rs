@@ -33,7 +33,7 @@ pub struct FileDetails {
     pub group: String,
     /// Where it leads, if it is a link that leads anywhere.
     pub target: Option<Target>,
-    /// Its attributes with the prefix that was asked for, of what it leads to if it is a link.
+    /// Attributes with the requested prefix, of the target if it is a link.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 wire!(struct FileDetails { entry, owner, group, target, attributes });

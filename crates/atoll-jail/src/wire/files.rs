@@ -127,7 +127,7 @@ pub enum FileOp {
         /// The file or directory.
         path: Vec<u8>,
     },
-    /// Unpack a tar archive from the data pipe into a directory; told at [`ToHelper::Commit`](super::ToHelper::Commit).
+    /// Unpack a tar archive from the data pipe into a directory; the result follows [`ToHelper::Commit`](super::ToHelper::Commit).
     Unpack {
         /// The directory; made if it is missing.
         path: Vec<u8>,

@@ -18,7 +18,7 @@ wire!(enum ToHelper { 0 => Commit, 1 => Drain { token } });
 /// What a file helper says. Hostile by assumption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromHelper {
-    /// Some of what was asked for; more may follow.
+    /// A part of the result; more may follow.
     Entries(Vec<Entry>),
     /// The work is done.
     Done {
@@ -36,7 +36,7 @@ pub enum FromHelper {
     },
     /// What happened in a watched directory, in order.
     Changes(Vec<WatchChange>),
-    /// The answer to `Drain`; the first one, 0, is not asked for and says that the watch has begun.
+    /// The answer to `Drain`; the first one, 0, is sent without a request when the watch has begun.
     Drained {
         /// The token of the question.
         token: u32,
@@ -51,7 +51,7 @@ pub enum FromHelper {
         entries: u64,
         /// Bytes of their contents.
         bytes: u64,
-        /// How many were left out; not all of them are told by name.
+        /// Number of skipped entries; not all of them are named.
         left_out: u64,
     },
     /// Some of what was to be described; more may follow.
@@ -110,7 +110,7 @@ wire!(struct SkippedEntry { name, why });
 /// One file system object, as the helper saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Path as asked for, or relative to the listed directory.
+    /// Path as requested, or relative to the listed directory.
     pub path: Vec<u8>,
     /// `st_mode`, type and permission bits.
     pub mode: u32,

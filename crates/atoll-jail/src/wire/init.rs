@@ -1,8 +1,8 @@
-//! What a server and a sandbox's PID 1 say to each other.
+//! Messages between a server and the PID 1 of a sandbox.
 
 use super::{Boot, Fault, FileCall, Size, wire};
 
-/// What a server says to a sandbox's PID 1.
+/// Messages from a server to PID 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToInit {
     /// What kind of sandbox to become; everything that can be prepared without the root is.
@@ -39,8 +39,8 @@ pub enum ToInit {
         /// The file call.
         request: u32,
     },
-    /// A new server asks what there is: `Started` for each living exec, `Ended` for each that nobody
-    /// asked to forget, then `Reported`.
+    /// A new server requests the state: `Started` for each running exec, `Ended` for each ended one that was not
+    /// forgotten, then `Reported`.
     Report {
         /// Tells this question from one of an earlier server, whose answer may still be on the way.
         number: u64,
@@ -64,7 +64,7 @@ wire!(enum ToInit {
     7 => Resize { request, size },
 });
 
-/// What PID 1 says. Hostile by assumption.
+/// Messages from PID 1. Hostile by assumption.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromInit {
     /// An exec would work now.
@@ -78,7 +78,7 @@ pub enum FromInit {
         /// Its pid inside the sandbox.
         pid: i32,
     },
-    /// It does not.
+    /// The program was not started.
     Refused {
         /// The exec.
         request: u32,
@@ -99,7 +99,7 @@ pub enum FromInit {
         /// The question's.
         number: u64,
     },
-    /// Programs are told the new size, or not all of it.
+    /// The answer to `Resize`.
     Resized {
         /// The request's.
         request: u32,

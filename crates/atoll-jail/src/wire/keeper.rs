@@ -1,8 +1,8 @@
-//! What a server and its keeper say to each other.
+//! Messages between a server and its keeper.
 
 use super::{Fault, VersionRange, wire};
 
-/// What a server says to its keeper.
+/// Messages from a server to its keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToKeeper {
     /// The first message. Descriptors: what the keeper is to hold as long as it lives (locks), if it has
@@ -41,7 +41,7 @@ wire!(enum ToKeeper {
     2 => Hold { token, request, released },
 });
 
-/// What a keeper says to its server.
+/// Messages from a keeper to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromKeeper {
     /// The answer to `Hello`: what the keeper speaks, and its sandboxes. Descriptors: what it holds as long as it lives.
@@ -84,7 +84,7 @@ pub enum FromKeeper {
         /// The exec.
         request: u32,
     },
-    /// All sandboxes have been told.
+    /// The end of the inventory.
     Complete,
 }
 wire!(enum FromKeeper {

@@ -105,7 +105,7 @@ impl<S: Encode, R: Decode> Channel<S, R> {
         self.send_bytes(&[IN_MEMFD], &all)
     }
 
-    /// Sends short messages without descriptors, in one go: whoever waits for them is woken once for all.
+    /// Sends short messages without descriptors in one packet, so that the receiver wakes once.
     pub fn send_all(&self, messages: &[S]) -> io::Result<()> {
         let encoded: Vec<Vec<u8>> = messages
             .iter()
@@ -159,7 +159,7 @@ impl<S: Encode, R: Decode> Channel<S, R> {
             let into = &mut [IoSliceMut::new(bytes)];
             match recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Ok(received) => break received.bytes,
-                // A reset: the other end was closed with our message unread. It is told once, before
+                // A reset: the other end was closed with our message unread. It is reported once, before
                 // what the other end still said.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),

@@ -26,7 +26,7 @@ pub enum WatchChange {
     Rename {
         /// Where it was.
         from: Vec<u8>,
-        /// Where it is, even if nothing was told of where it was.
+        /// New path, even if the old path was never reported.
         to: Vec<u8>,
     },
     /// Mode, owner, times or attributes changed.
@@ -34,9 +34,9 @@ pub enum WatchChange {
         /// Of what; empty for the directory itself.
         path: Vec<u8>,
     },
-    /// Something happened that is not told: look again at everything.
+    /// Changes were missed: read the directory again.
     Overflow,
-    /// There are more directories than may be watched; what happens in the others is not told.
+    /// There are more directories than may be watched; changes in the others are not reported.
     Limit,
     /// The directory itself is gone, and with it the watch.
     End,

@@ -1,4 +1,4 @@
-//! Extended attributes of a file: those whose names begin with a prefix, told and replaced as a set.
+//! Extended attributes of a file whose names begin with a prefix, read and replaced as a set.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -12,10 +12,10 @@ use crate::wire::Attributes;
 
 /// The longest list of names, and the longest value, that the kernel gives.
 const LONGEST: usize = 64 * 1024;
-/// As much of one file's attributes is told as fits into a message with other things.
+/// Maximum bytes of one file's attributes in a message.
 const TOLD: usize = 5 * 1024;
 
-/// The attributes of what a path leads to, as many as are told; none where there can be none.
+/// The attributes of a path's target, up to the limit; empty if the file system has none.
 pub(super) fn read(path: &Path, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     if prefix.is_empty() {
         return Vec::new();
@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     found
 }
 
-/// Gives a file these attributes, and takes away the others with their prefix.
+/// Sets these attributes of a file and removes the others with their prefix.
 pub(super) fn replace(file: &File, attributes: &Attributes) -> rustix::io::Result<()> {
     let Attributes { prefix, values } = attributes;
     if prefix.is_empty() {

@@ -1,4 +1,4 @@
-//! All that can be said of a path, or of what is below a directory.
+//! Detailed descriptions of a path, or of the entries below a directory.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,10 +13,10 @@ use crate::wire::{Failure, FileDetails, FromHelper, Target};
 /// Bytes sent together.
 const TOGETHER: usize = 6 * 1024;
 
-/// Who describes, and for whom.
+/// Describes files for one call.
 pub(super) struct Describer<'a> {
     pub(super) names: Names,
-    /// How the names of attributes begin that are told.
+    /// Prefix of the attributes to report.
     pub(super) prefix: &'a [u8],
     pub(super) answer: &'a Answer,
 }

@@ -32,7 +32,7 @@ pub(super) fn pack(path: &Path, answer: &Answer, data: Option<OwnedFd>) -> Resul
         out: BufWriter::with_capacity(1 << 17, File::from(pipe)),
         linked: HashMap::new(),
     };
-    // Whatever can go wrong with the top is told before anything is sent.
+    // Errors about the top directory are reported before anything is sent.
     let packed = if found.is_dir() {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let top = rustix::fs::open(path, flags, Mode::empty()).at(path)?;
@@ -48,7 +48,7 @@ pub(super) fn pack(path: &Path, answer: &Answer, data: Option<OwnedFd>) -> Resul
         return Err(Failed::new(Failure::NotAFile, path));
     };
     match packed.and_then(|()| packing.finish()) {
-        // The reader has gone: nobody is left to be told.
+        // The reader has gone.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         packed => packed.at(path),
     }

@@ -1,4 +1,4 @@
-//! Looking for files by name and by what is in them, in a bounded time: a tree may be larger than anybody's patience.
+//! Searches files by name and by content, with a time limit.
 
 mod glob;
 
@@ -13,17 +13,17 @@ use super::{Answer, At, Failed, entry};
 use crate::wire::{Failure, FromHelper, SearchHit};
 use glob::Glob;
 
-/// How long is looked.
+/// Time limit of a search.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Larger files are not looked into.
+/// Larger files are not searched.
 const LARGEST: u64 = 64 << 20;
-/// How much of a line is looked at, and of one that was found told.
+/// Maximum bytes of a line that are searched, and that are returned of a hit.
 const LONGEST_LINE: usize = 64 << 10;
 const LONGEST_TOLD: usize = 256;
 /// A message has 16 KiB.
 const TOGETHER: usize = 6 << 10;
 
-/// What is looked for.
+/// What to search for.
 pub(super) struct Wanted<'a> {
     /// In names; empty for any.
     pub(super) name: &'a [u8],
@@ -33,7 +33,7 @@ pub(super) struct Wanted<'a> {
     pub(super) limit: u32,
 }
 
-/// Tells what is found below a directory; true if there may be more.
+/// Reports the hits below a directory; true if there may be more.
 pub(super) fn search(top: &Path, wanted: &Wanted<'_>, answer: &Answer) -> Result<bool, Failed> {
     let found = fs::metadata(top).at(top)?;
     if !found.is_dir() {

@@ -40,7 +40,7 @@ pub(super) fn read(
         match moved {
             Ok(0) => break,
             Ok(moved) => left -= moved as u64,
-            // The reader has gone: nobody is left to be told.
+            // The reader has gone.
             Err(rustix::io::Errno::PIPE) => return Ok(()),
             Err(error) => return Err(error).at(path),
         }
@@ -191,14 +191,14 @@ pub(super) fn put(
     finished
 }
 
-/// Takes all that is sent, and the word that it was all.
+/// Receives all data and waits for the commit.
 fn receive(pipe: &OwnedFd, file: &File, path: &Path, answer: &Answer) -> Result<(), Failed> {
     let lock = Lock::new().at(path)?;
     while lock.to_file(pipe, file).at(path)? > 0 {}
     committed(answer, path)
 }
 
-/// Waits for the word that all was sent; without it the sender gave up half-way.
+/// Waits for the commit; without one the sender gave up half-way.
 pub(super) fn committed(answer: &Answer, path: &Path) -> Result<(), Failed> {
     let mut told = [rustix::event::PollFd::new(
         answer,
@@ -231,15 +231,15 @@ fn through_links(path: &Path) -> Result<PathBuf, Failed> {
     })
 }
 
-/// A place in the same directory that nobody else uses, so that a rename can put it in place.
+/// A temporary path in the same directory, for an atomic rename.
 fn beside(path: &Path) -> PathBuf {
     path.with_file_name(random_name())
 }
 
-/// A name that nobody else uses.
+/// A random name.
 pub(super) fn random_name() -> String {
     let mut random = [0_u8; 8];
-    // SAFETY: the buffer lives across the call and has the length that is told.
+    // SAFETY: the buffer lives across the call and has the given length.
     unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
     format!(".atoll-{:016x}", u64::from_le_bytes(random))
 }

@@ -1,8 +1,8 @@
 //! A tar archive from the pipe, unpacked into a directory.
 //!
-//! Invariant: nothing is made outside that directory, whatever the archive says and whoever changes the tree meanwhile.
+//! Invariant: nothing is created outside that directory, whatever the archive contains and whatever changes concurrently.
 //! Every place is reached by descriptor, beneath the directory; what exists gives way only where it has the very name of an
-//! entry. What is not for a sandbox's files (devices, FIFOs, names that lead out) is left out and told.
+//! entry. Devices, FIFOs and names that lead out of the directory are skipped and reported.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -20,15 +20,15 @@ use super::{Answer, At, Caller, Failed};
 use crate::archive::{Entries, Entry, Name, split};
 use crate::wire::{Failure, FromHelper, SkippedEntry};
 
-/// How many entries that were left out are told by name.
+/// Maximum skipped entries that are reported by name.
 const MOST_TOLD: usize = 100;
-/// How much of such a name is told.
+/// Maximum bytes of a reported name.
 const LONGEST_TOLD: usize = 200;
-/// A sandbox has these ids; others become nobody's.
+/// Number of ids of a sandbox; entries with others are given to the user `nobody`.
 const IDS: u32 = 65_536;
 const NOBODY: u32 = 65_534;
 
-/// Unpacks all that comes through the pipe, and tells what was done once the server says that all was sent.
+/// Unpacks the archive from the pipe; reports the result after the server's commit.
 pub(super) fn unpack(
     caller: &Caller,
     path: &Path,
@@ -72,7 +72,7 @@ fn unreadable(error: &io::Error) -> Failed {
 
 /// Why an entry was not unpacked.
 enum Fault {
-    /// It is left out, and the rest goes on.
+    /// The entry is skipped.
     Leave(&'static str),
     /// The archive cannot be read any further.
     Read(io::Error),
@@ -108,9 +108,9 @@ struct Unpacking<'a> {
     caller: &'a Caller,
     top: OwnedFd,
     path: &'a Path,
-    /// The directory that the last entry went into: mostly the next one's too.
+    /// Directory of the last entry: usually also that of the next.
     parent: Option<(Vec<u8>, OwnedFd)>,
-    /// Of directories that nobody could write into: set when all is in place.
+    /// Modes of directories, set at the end: they may forbid writing.
     modes: Vec<(Vec<u8>, u32)>,
     entries: u64,
     bytes: u64,
@@ -148,7 +148,7 @@ impl Unpacking<'_> {
     fn place(&mut self, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
         let name = Name::parse(&entry.name).map_err(Fault::Leave)?;
         if name.is_root() {
-            // The directory itself is the caller's affair.
+            // The top directory itself is not changed.
             return Ok(());
         }
         match entry.kind {
@@ -162,7 +162,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// Root, for itself, gets everything as it was packed; for others what is made is theirs, and gives nobody more power.
+    /// Whether root unpacks for itself: owners and set-id bits are kept. For other users they are not.
     fn is_root(&self) -> bool {
         self.caller.identity.uid == 0
     }
@@ -187,7 +187,7 @@ impl Unpacking<'_> {
         let name = if name.is_empty() { b"." } else { name };
         let flags = flags | OFlags::CLOEXEC;
         let mut opened = Err(Errno::AGAIN);
-        // The kernel gives up where directories move under its feet.
+        // The kernel fails with `EAGAIN` while directories are moved.
         for _ in 0..100 {
             opened = rustix::fs::openat2(&self.top, name, flags, Mode::empty(), resolve);
             if !matches!(opened, Err(Errno::AGAIN)) {
@@ -208,14 +208,14 @@ impl Unpacking<'_> {
         let parent = self.make_directories(above)?;
         match rustix::fs::mkdirat(&parent, last, Mode::from(0o755)) {
             Ok(()) => give(&parent, last, self.made_by_the_way())?,
-            // Somebody else was quicker, or it is a link to nothing.
+            // Another process was faster, or it is a dangling link.
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error),
         }
         self.open(name, flags)
     }
 
-    /// Whom a directory belongs to that no entry speaks of.
+    /// Owner of a directory that has no entry of its own.
     fn made_by_the_way(&self) -> Option<(Uid, Gid)> {
         let owner = self.caller.owner?;
         Some((Uid::from_raw(owner.0), Gid::from_raw(owner.1)))
@@ -241,7 +241,7 @@ impl Unpacking<'_> {
             self.dress(&directory, entry, if usable { mode } else { mode | 0o700 })
         });
         match dressed {
-            // Somebody else's, which was there before: it stays as it is.
+            // It existed before and belongs to another user: unchanged.
             Err(Fault::Kernel(Errno::PERM | Errno::ACCESS)) => {}
             Ok(()) if !usable => self.modes.push((name.bytes().to_vec(), mode)),
             dressed => dressed?,
@@ -268,7 +268,7 @@ impl Unpacking<'_> {
             rustix::fs::symlinkat(&*entry.link, &parent, last)
         })?;
         give(&parent, last, owner)?;
-        // It may be a part of the way to the next entry.
+        // It may be a parent of the next entry.
         self.parent = None;
         Ok(())
     }
@@ -291,7 +291,7 @@ impl Unpacking<'_> {
     fn file(&mut self, name: &Name, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
         let (parent, last) = self.parent(name)?;
         let parent = parent.try_clone()?;
-        // Beside it first: whoever reads sees the old file or the new one.
+        // A temporary name first: a reader sees the old file or the new one.
         let new = random_name();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&parent, &*new, flags, Mode::RUSR | Mode::WUSR)?;

@@ -5,11 +5,11 @@
 //!                          │ a new directory: watch it, then read it, then tell what is in it
 //! ```
 //!
-//! Events tell of the past: a directory may be elsewhere when its event is read. What could not be
-//! reached, or was reached while renames were waiting in the queue, is looked at again when the queue
-//! is empty. The kernel tells of a rename a moment after it is done, so a rename that is told now concerns what was
-//! looked at or told of shortly before as well: each such place is compared with the tree. Where doubt is left the
-//! watcher says `Overflow` and starts anew: what it says is complete, or it says that it is not.
+//! Events are about the past: a directory may have moved when its event is read. A directory that could not be
+//! reached, or was reached while renames were in the queue, is checked again when the queue is empty. The kernel
+//! queues a rename shortly after it is done, so a rename event also concerns paths that were checked or reported
+//! shortly before: each is compared with the tree. If the tree may still be wrong, the watcher reports `Overflow`
+//! and starts again: its reports are complete, or it says that they are not.
 
 mod add_watch;
 mod events;
@@ -64,9 +64,9 @@ struct Watcher<'a> {
     recent: VecDeque<(Instant, Seen)>,
     /// When the first rename of a directory was read, since those were last looked at again.
     moved: Option<Instant>,
-    /// What was told may be wrong.
+    /// The reported state may be wrong.
     doubt: bool,
-    /// The rename told last, if nothing was told since: from and to.
+    /// The last reported rename, if nothing was reported since: from and to.
     renamed: Option<(Place, Place)>,
     changes: Vec<WatchChange>,
     bytes: usize,
@@ -76,7 +76,7 @@ struct Watcher<'a> {
     ended: bool,
 }
 
-/// Watches until the server goes or the directory does.
+/// Watches until the server closes the call or the directory is removed.
 pub(super) fn watch(
     top: &Path,
     recursive: bool,
@@ -149,7 +149,7 @@ impl Watcher<'_> {
         self.flush()
     }
 
-    /// Tells all that has happened by now.
+    /// Reports all changes up to now.
     fn drain(&mut self) -> std::io::Result<()> {
         // More than once only if directories move while they are looked for.
         for _ in 0..100 {
@@ -197,7 +197,7 @@ impl Watcher<'_> {
         self.answer.send(&FromHelper::Changes(changes), &[])
     }
 
-    /// Reads and understands everything that is there now; looks again at what was in doubt.
+    /// Handles all queued events; checks uncertain directories again.
     fn settle(&mut self) -> std::io::Result<()> {
         self.fetch();
         let until = self.read;

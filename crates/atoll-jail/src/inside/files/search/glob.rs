@@ -97,7 +97,7 @@ fn of(pattern: &[u8]) -> Option<(Part, &[u8])> {
         [b'!' | b'^', rest @ ..] => (true, rest),
         rest => (false, rest),
     };
-    // A `]` that comes first is one of those that are meant.
+    // A leading `]` is an ordinary character of the set.
     let close = 1 + pattern.iter().skip(1).position(|byte| *byte == b']')?;
     let (mut inside, after) = (&pattern[..close], &pattern[close + 1..]);
     let mut ranges = Vec::new();

@@ -17,11 +17,11 @@ use super::recheck::Seen;
 use super::tree::Tree;
 use crate::wire::{FromHelper, WatchChange};
 
-/// After so many directories the server is told that this goes on: it does not wait for who is silent.
+/// A sign of life is sent after this many directories: the server gives up a silent helper.
 const ALIVE: usize = 4096;
 
 impl Watcher<'_> {
-    /// Watches the top and all that is below it, without a word.
+    /// Watches the top and all below it; reports nothing.
     pub(super) fn plant(&mut self) -> std::io::Result<()> {
         let directory = open(&self.top, OFlags::empty())?;
         self.root = self.add(&directory)?;
@@ -138,7 +138,7 @@ impl Watcher<'_> {
                 if written {
                     self.say(WatchChange::Write { path })?;
                 }
-                // Without its name it may be told twice.
+                // Without its name it may be reported twice.
                 if names.len() < QUEUE {
                     names.insert(name.clone());
                 }
@@ -174,7 +174,7 @@ impl Watcher<'_> {
         }
     }
 
-    /// Everything may be different from what was said.
+    /// Starts again: all reports so far may be outdated.
     pub(super) fn start_anew(&mut self) -> std::io::Result<()> {
         self.inotify = new_inotify()?;
         self.tree = Tree::default();
@@ -191,7 +191,7 @@ impl Watcher<'_> {
             self.ended = true;
             return self.say(WatchChange::End);
         }
-        // Said at the end: who looks now sees nothing older than what is watched.
+        // Reported at the end: a caller that lists now sees nothing older than the watch.
         self.say(WatchChange::Overflow)
     }
 }

@@ -1,4 +1,4 @@
-//! What an event means, and what is told of it.
+//! Interprets inotify events and reports changes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -65,7 +65,7 @@ impl Watcher<'_> {
     fn rename(&mut self, from: &Raw, to: &Raw) -> std::io::Result<()> {
         let known = self.tree.child(from.watch, &from.name);
         if known.is_none() && to.directory() && self.recursive && !self.limited {
-            // It was found where it is now before its event was read, and told as new; or it will be.
+            // The directory was found at its new path before this event was read and reported as new; or it will be.
             self.vanish(from, |path| WatchChange::Remove { path })?;
             return self.appear(to);
         }

@@ -1,4 +1,4 @@
-//! What the kernel told, in its order.
+//! The queue of inotify events, in the kernel's order.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ pub(super) const QUEUE: usize = 65_536;
 /// The two halves of a rename come one behind the other, or nearly so.
 const APART: usize = 64;
 
-/// An event as the kernel told it.
+/// One inotify event.
 pub(super) struct Raw {
     pub(super) number: u64,
     pub(super) watch: i32,
@@ -36,7 +36,7 @@ impl Raw {
     }
 }
 
-/// Names told because a new directory was read, whose events may still be in the queue.
+/// Names reported when a new directory was read; their events may still be in the queue.
 #[derive(Default)]
 pub(super) struct Told {
     pub(super) names: HashMap<i32, HashSet<Vec<u8>>>,
@@ -111,7 +111,7 @@ impl Watcher<'_> {
         };
         let index = found(&self.queue).or_else(|| {
             if self.queue.len() < APART {
-                // The kernel tells both at once, but we may have read between.
+                // The kernel queues both at once, but a read may have come between.
                 self.await_event();
                 self.fetch();
             }

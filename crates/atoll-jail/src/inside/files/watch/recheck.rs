@@ -1,4 +1,4 @@
-//! What may be elsewhere than the tree says, and how that is found out.
+//! Checks directories whose path in the tree may be outdated.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,18 +11,18 @@ use rustix::io::Errno;
 use super::add_watch::open;
 use super::{Place, Watcher};
 
-/// So long after a rename it is told at the latest, unless the machine stands still.
+/// Maximum delay between a rename and its event, unless the machine is suspended.
 const LATE: Duration = Duration::from_secs(2);
-/// How many directories are remembered for that: more than can be looked at meanwhile.
+/// Maximum remembered directories: more than can be checked within the delay.
 const RECENT: usize = 65_536;
 
-/// A directory's place that was looked at or told of.
+/// A recent observation of a directory's path.
 pub(super) enum Seen {
     /// It was found there.
     Found(i32),
-    /// It was told of and not found.
+    /// An event named it, and it was not found.
     Missed(Place),
-    /// It came there or went from there.
+    /// An event reported that it moved to or from this path.
     Told(Place),
 }
 
@@ -34,8 +34,8 @@ impl Watcher<'_> {
         self.recent.push_back((Instant::now(), seen));
     }
 
-    /// A rename was told: it may have been done before what was looked for shortly before that, however
-    /// long it took to come to it in the queue.
+    /// Marks recent observations as uncertain after a rename event: the rename may have happened before
+    /// them.
     fn distrust_recent(&mut self, told: Instant) {
         for (at, seen) in &self.recent {
             if *at + LATE < told {
@@ -64,14 +64,14 @@ impl Watcher<'_> {
         open(&full, OFlags::NOFOLLOW).and_then(|directory| self.add(&directory))
     }
 
-    /// Whether no event is there or about to come that would tell why what was looked at is different.
+    /// Whether no pending event can explain a difference.
     fn nothing_waits(&mut self) -> bool {
         self.await_event();
         self.fetch();
         self.queue.is_empty()
     }
 
-    /// The kernel tells a moment after.
+    /// Waits for an event that the kernel is about to queue.
     pub(super) fn await_event(&self) {
         let mut ready = [PollFd::new(&self.inotify, PollFlags::IN)];
         let moment = Timespec {
@@ -111,7 +111,7 @@ impl Watcher<'_> {
             let same = match (self.directory_at(&path), self.tree.child(place.0, &place.1)) {
                 (Ok(found), known) => known == Some(found) || (known.is_none() && self.limited),
                 (Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP), known) => known.is_none(),
-                // Nothing to be known about it.
+                // Its state cannot be read.
                 (Err(_), _) => true,
             };
             if !same {
