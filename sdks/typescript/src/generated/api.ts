@@ -1,6 +1,6 @@
 // Made from openapi/v1.json by scripts/generate.mjs: do not change it here.
 
-/** Whose permissions apply. */
+/** The permissions that apply. */
 export type Authority = "user" | "root";
 
 /** Class of an error. It determines the exit code of the CLI. */
