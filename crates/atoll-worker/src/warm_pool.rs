@@ -60,7 +60,7 @@ impl WarmPool {
         if !spec.mounts.is_empty() || spec.durable {
             return None;
         }
-        let warm = self.take_one(|warm| warm.is_made_from(&spec.template))?;
+        let warm = self.take_one(|warm| warm.is_from_template(&spec.template))?;
         self.changed.notify_one();
         Some(warm)
     }
@@ -105,8 +105,9 @@ impl WarmPool {
         let mut missing = targets(self.size, &recent);
         let mut ready = lock(&self.ready);
         let surplus = ready.iter().position(|warm| {
-            let has_template =
-                |(template, count): &&mut (&str, usize)| *count > 0 && warm.is_made_from(template);
+            let has_template = |(template, count): &&mut (&str, usize)| {
+                *count > 0 && warm.is_from_template(template)
+            };
             match missing.iter_mut().find(has_template) {
                 Some((_, count)) => {
                     *count -= 1;
@@ -154,8 +155,8 @@ impl WarmPool {
         };
         match Sandbox::create(shared, spec, true, crate::runtime::no_hook()).await {
             Ok(sandbox) => {
-                if let Err(late) = self.add(sandbox) {
-                    late.discard(shared).await;
+                if let Err(rejected) = self.add(sandbox) {
+                    rejected.discard(shared).await;
                 }
                 true
             }
@@ -176,7 +177,7 @@ impl WarmPool {
         let pool = &shared.warm_pool;
         lock(&pool.recent).retain(|known| known != template);
         let maintenance = pool.maintenance.lock().await;
-        while let Some(warm) = pool.take_one(|warm| warm.is_made_from(template)) {
+        while let Some(warm) = pool.take_one(|warm| warm.is_from_template(template)) {
             warm.discard(shared).await;
         }
         maintenance

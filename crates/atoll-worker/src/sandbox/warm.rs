@@ -11,7 +11,7 @@ use crate::sync::lock;
 
 impl Sandbox {
     /// Whether it is alive and from the current layer of this template.
-    pub(crate) fn is_made_from(&self, template: &str) -> bool {
+    pub(crate) fn is_from_template(&self, template: &str) -> bool {
         self.exit_status.borrow().is_none()
             && lock(&self.record).spec.template == template
             && !self.template.is_replaced()
@@ -29,7 +29,7 @@ impl Sandbox {
         shared: &Arc<RuntimeState>,
         spec: &SandboxSpec,
     ) -> Result<Arc<Self>, Error> {
-        let fitted = async {
+        let applied = async {
             let authorities = lock(&self.record).authorities.clone();
             *lock(&self.environment) = variables(&self.template, authorities.as_ref(), spec)?;
             if self.needs_no_change(spec) {
@@ -38,13 +38,13 @@ impl Sandbox {
             // From here on it is neither warm nor acknowledged. If the server is killed, the next
             // one kills a sandbox without a record.
             Record::remove(&self.directory)?;
-            let usual = lock(&self.record).info.limits;
-            self.resize_in_memory(usual.memory, spec.limits.memory)?;
-            let resized = self.resize(shared, usual, spec.limits);
+            let default = lock(&self.record).info.limits;
+            self.resize_in_memory(default.memory, spec.limits.memory)?;
+            let resized = self.resize(shared, default, spec.limits);
             let (resized, linked) = tokio::join!(resized, self.attach_network(shared, spec));
             resized.and(linked)
         };
-        match fitted.await {
+        match applied.await {
             Ok(()) => Ok(self),
             Err(error) => {
                 self.discard(shared).await;
@@ -59,13 +59,13 @@ impl Sandbox {
         shared: &Arc<RuntimeState>,
         spec: &SandboxSpec,
     ) {
-        let late = if self.needs_no_change(spec) {
+        let rejected = if self.needs_no_change(spec) {
             shared.warm_pool.add(self).err()
         } else {
             Some(self)
         };
-        if let Some(late) = late {
-            late.discard(shared).await;
+        if let Some(rejected) = rejected {
+            rejected.discard(shared).await;
         }
     }
 
