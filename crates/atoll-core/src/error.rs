@@ -14,7 +14,7 @@ pub(crate) fn store(error: atoll_store::Error) -> Error {
         error if error.is_disk_full() => {
             tracing::error!("the disk of the server's records is full");
             Error::new(Code::DiskFull, "the server's disk is full")
-                .remedy("have room made on the disk of its data directory")
+                .remedy("free space on the disk of the data directory")
         }
         error if error.is_corrupt() => {
             let cause = error.source().map(ToString::to_string);

@@ -17,8 +17,8 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::{Core, Inner};
 
-/// Maximum number of template names as label values; later ones are reported as `other`. The names come from callers and
-/// are never dropped.
+/// Maximum number of template names as label values; later ones are reported as `other`. The names come from callers
+/// and are never dropped.
 const MAX_TEMPLATE_LABELS: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -100,7 +100,7 @@ impl RateLimits {
         if self.buckets.allows(key) {
             return Ok(());
         }
-        Err(self.exceeded_error("this key may send"))
+        Err(self.exceeded_error("requests with this key"))
     }
 
     /// Returns 429 if requests to the sandbox exceed the limit.
@@ -108,7 +108,7 @@ impl RateLimits {
         let new = || RateLimiter::direct(Quota::per_second(self.max_per_second));
         match bucket.0.get_or_init(new).check() {
             Ok(()) => Ok(()),
-            Err(_) => Err(self.exceeded_error("this sandbox may be sent")),
+            Err(_) => Err(self.exceeded_error("requests to this sandbox")),
         }
     }
 
@@ -116,7 +116,7 @@ impl RateLimits {
         let max = self.max_per_second.to_string();
         Error::new(
             Code::RateLimited,
-            format!("{subject} {max} requests a second, and more came"),
+            format!("{subject} exceed the limit of {max} per second"),
         )
         .remedy("wait the seconds of Retry-After and send fewer requests, or have the server's operator raise rate-limit")
         .detail("max", max)

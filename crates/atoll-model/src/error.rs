@@ -1,7 +1,7 @@
 //! Error codes of the API and the error type that carries them.
 //!
-//! One table maps every code to its HTTP status, WebSocket close code, category and exit code. The table is part of
-//! the API: a snapshot test compares it.
+//! The table below maps every code to its HTTP status, WebSocket close code, category and exit code. The table is part
+//! of the API: a snapshot test compares it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -204,9 +204,9 @@ impl Code {
 pub struct Error {
     /// The error code.
     pub code: Code,
-    /// What failed, with the field, path or state concerned.
+    /// Description of the failure, with the field, path or state concerned.
     pub message: String,
-    /// What the caller can do.
+    /// Advice for the caller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
     /// Machine-readable values by name.

@@ -222,7 +222,7 @@ pub struct ExecInfo {
     pub ended_at: Option<i64>,
 }
 
-/// One of the two output streams of an exec.
+/// Output stream of an exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {

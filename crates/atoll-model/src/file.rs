@@ -87,7 +87,7 @@ pub struct SearchQuery {
     pub limit: u32,
 }
 
-/// One result of a search.
+/// Result of a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SearchHit {
     /// The file. Its path is relative to the searched directory.

@@ -28,7 +28,7 @@ impl PageRequest {
     }
 }
 
-/// One page of a list.
+/// A page of a list.
 #[derive(Debug, Clone)]
 pub struct Page<T> {
     /// The items, newest first.

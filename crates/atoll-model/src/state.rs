@@ -47,7 +47,7 @@ pub enum StopReason {
     KeeperLost,
     /// Its `timeout` ended.
     Timeout,
-    /// It was idle for its `idleTimeout`.
+    /// Its `idleTimeout` ended.
     Idle,
 }
 

@@ -23,7 +23,7 @@ const SANDBOXES: &str = "SELECT id FROM sandboxes";
 const READ: &str = "SELECT id FROM instance";
 const CLAIM: &str = "INSERT INTO instance (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING";
 
-/// What [`inspect`] finds at the path of a database.
+/// Result of [`inspect`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DatabaseFile {
     /// There is no file.
@@ -34,7 +34,7 @@ pub enum DatabaseFile {
     Database(Identity),
 }
 
-/// What identifies a database. Databases of old versions have neither instance nor clock.
+/// Identity of a database. Databases of old versions have neither instance nor clock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Identity {
     /// Id of the instance that the database belongs to.

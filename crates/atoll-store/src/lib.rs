@@ -125,7 +125,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// The database of the control plane.
 #[derive(Debug, Clone)]
 pub struct Store {
-    /// One connection, because SQLite allows one writer at a time.
+    /// A single connection, because SQLite allows one writer at a time.
     write: SqlitePool,
     read: SqlitePool,
     /// Notified after each commit that added an event.

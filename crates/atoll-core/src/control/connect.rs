@@ -34,9 +34,9 @@ pub enum PauseMode {
 /// State of the sandbox before the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PriorState {
-    /// It was running.
+    /// Running.
     Running,
-    /// It was paused or stopped.
+    /// Paused or stopped.
     Suspended,
 }
 

@@ -1,8 +1,8 @@
 //! Background task that expires sandboxes: at the end of the timeout, of the idle timeout, or of the retention of a
 //! stopped sandbox.
 //!
-//! It computes the next expiry from the rows each time it is woken, by a change or by the clock, and keeps no state of
-//! its own. Nothing expires while deadlines are held (see `clock`).
+//! The task computes the next expiry from the rows each time it is woken, by a change or by the clock, and keeps no
+//! state of its own. Nothing expires while deadlines are held (see `clock`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -108,8 +108,8 @@ pub(crate) fn deletion_time(config: &Config, stopped_at: i64) -> Option<i64> {
     Some(stopped_at.saturating_add(kept))
 }
 
-/// Time of the last end of a command, or now if one runs. Terminals do not count. Ends are recorded by the system clock:
-/// one that is far in the future was recorded before the clock was set back, and is ignored.
+/// Time of the last end of a command, or now if one runs. Terminals do not count. Ends are recorded by the system
+/// clock: one that is far in the future was recorded before the clock was set back, and is ignored.
 fn last_exec_activity(core: &Core, id: &SandboxId) -> i64 {
     let now = core.now();
     let all = core.inner.runtime.execs(id).unwrap_or_default();

@@ -14,8 +14,8 @@ use atoll_worker::HistoryFlush;
 
 use crate::{Core, Inner, RequestContext, error};
 
-/// Time between two syncs of all journals. A request for a session syncs its journal at once. Each sync opens the journal
-/// of every sandbox with new commands.
+/// Time between two syncs of all journals. A request for a session syncs its journal at once. Each sync opens the
+/// journal of every sandbox with new commands.
 const SYNC_INTERVAL: Duration = Duration::from_secs(10);
 /// Rows per batch of a sync.
 const SYNC_BATCH: u32 = 200;

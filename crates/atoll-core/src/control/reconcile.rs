@@ -27,8 +27,8 @@ pub(crate) type PendingDeletes = HashMap<SandboxId, SessionId>;
 /// Upper bound between two checks for exited sandboxes, and retry interval of failed deletes.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Compares all rows with the runtime and corrects both. Returns the sandboxes that are not deleted, and those that could
-/// not be removed from the runtime.
+/// Compares all rows with the runtime and corrects both. Returns the sandboxes that are not deleted, and those that
+/// could not be removed from the runtime.
 pub(crate) async fn reconcile_all(
     store: &Store,
     runtime: &LocalRuntime,
@@ -160,9 +160,9 @@ async fn adopt(
     Ok(row)
 }
 
-/// Recovers a sandbox whose files are in `orphaned/`: an earlier start, whose database did not have its row, moved them,
-/// or this one, because a power failure left its record empty, torn or outdated. The row has everything except the
-/// environment variables.
+/// Recovers a sandbox whose files are in `orphaned/`: an earlier start, whose database did not have its row, moved
+/// them, or this one, because a power failure left its record empty, torn or outdated. The row has everything except
+/// the environment variables.
 async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<SandboxInfo>, Error> {
     if row.state == SandboxState::Failed {
         return Ok(None);

@@ -54,8 +54,7 @@ impl Core {
         Ok(TemplateView::new(name.to_owned(), meta))
     }
 
-    /// Creates a template from an archive stream. The template is created atomically: an aborted upload or a crash leaves
-    /// nothing.
+    /// Creates a template from an archive stream, atomically: an aborted upload or a crash leaves nothing.
     pub async fn add_template(
         &self,
         context: &RequestContext,

@@ -11,7 +11,7 @@ use atoll_model::{Error, OrgId, PortAccess, SandboxId, SandboxState};
 use crate::live_sandboxes::LiveSandbox;
 use crate::{Core, SandboxAccess, SignedUrl};
 
-/// What an access token permits.
+/// Permission of an access token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenScope {
     /// Commands and files.

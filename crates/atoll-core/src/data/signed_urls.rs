@@ -69,17 +69,21 @@ impl Signer {
         mac
     }
 
-    fn token_mac(&self, of: &str, what: &str) -> Hmac<Sha256> {
-        self.mac_of(&["atoll token 1", of, what])
+    fn token_mac(&self, subject: &str, purpose: &str) -> Hmac<Sha256> {
+        self.mac_of(&["atoll token 1", subject, purpose])
     }
 
     /// Computes a permanent token for a subject and a purpose.
-    pub(crate) fn token(&self, of: &str, what: &str) -> String {
-        hex(&self.token_mac(of, what).finalize().into_bytes())
+    pub(crate) fn token(&self, subject: &str, purpose: &str) -> String {
+        hex(&self.token_mac(subject, purpose).finalize().into_bytes())
     }
 
-    pub(crate) fn verify_token(&self, of: &str, what: &str, token: &str) -> bool {
-        unhex(token).is_some_and(|bytes| self.token_mac(of, what).verify_slice(&bytes).is_ok())
+    pub(crate) fn verify_token(&self, subject: &str, purpose: &str, token: &str) -> bool {
+        unhex(token).is_some_and(|bytes| {
+            self.token_mac(subject, purpose)
+                .verify_slice(&bytes)
+                .is_ok()
+        })
     }
 
     fn sign(&self, url: &SignedUrl) -> String {

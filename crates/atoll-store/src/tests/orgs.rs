@@ -95,8 +95,8 @@ async fn removed_org_leaves_no_rows() {
     assert!(matches!(late, Err(Error::OrgNotFound)), "{late:?}");
     let late = store.insert_key(&key(&one, "cc"), 9).await;
     assert!(matches!(late, Err(Error::OrgNotFound)), "{late:?}");
-    let again = store.remove_org(&one.id).await.unwrap();
-    assert_eq!(again, OrgRemoval::NotFound);
+    let second = store.remove_org(&one.id).await.unwrap();
+    assert_eq!(second, OrgRemoval::NotFound);
     one.id = OrgId::random();
     store.insert_org(&one).await.unwrap();
 }
