@@ -7,19 +7,29 @@ use serde_json::{Value, json};
 
 use super::Server;
 use crate::cli::{atoll, told};
-use crate::world::{DEADLINE, World, private};
+use crate::world::{DEADLINE, World, binary, data, private};
 
 const WARNING: &str = "disk limits of sandboxes (diskMB) are not enforced";
 
+/// Runs a command in a mount namespace where `mkfs.btrfs` is absent; `$0` is an empty directory.
+const WITHOUT_MKFS: &str = "cd \"$0\" && mkdir upper work && mount -t overlay none \
+    -o \"lowerdir=/usr/sbin,upperdir=$0/upper,workdir=$0/work\" /usr/sbin && rm -f /usr/sbin/mkfs.btrfs && \
+    cd / && exec \"$@\"";
+
 /// A server without any setting of its storage, unless `flags` has one.
 async fn unset(flags: &[&str]) -> Server {
+    start(Scratch::new(), &[], flags).await
+}
+
+/// The same, started by a command.
+async fn start(scratch: Scratch, command: &[&str], flags: &[&str]) -> Server {
     World::open().await.close().await;
-    let scratch = Scratch::new();
-    let data = scratch.join("data");
-    private(&data);
-    let words = ["env", "-u", "ATOLL_STORAGE"].map(str::to_owned).to_vec();
+    let place = scratch.join("data");
+    private(&place);
+    let words = ["env", "-u", "ATOLL_STORAGE"].iter().chain(command);
+    let words = words.map(ToString::to_string).collect();
     let flags = flags.iter().map(ToString::to_string).collect();
-    Server::at(scratch, data, words, flags)
+    Server::at(scratch, place, words, flags)
 }
 
 fn kind(data: &Path) -> String {
@@ -154,4 +164,36 @@ async fn a_server_without_the_setting_uses_plain_directories_and_warns_once() {
     let log = server.log();
     assert!(log.contains("a data directory without sandboxes"), "{log}");
     server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_mkfs_a_server_warns_once_and_refuses_an_image() {
+    let scratch = Scratch::new();
+    let hidden = scratch.join("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    let hidden = hidden.to_str().unwrap().to_owned();
+    let without = ["unshare", "--mount", "sh", "-c", WITHOUT_MKFS, &hidden];
+    let server = start(scratch, &without, &[]).await;
+    let log = server.log();
+    assert_eq!((warnings(&server), &*kind(&server.data())), (1, "plain\n"));
+    assert!(log.contains("apt-get install btrfs-progs"), "{log}");
+    let client = server.client();
+    let made = client.post("/sandboxes", &json!({ "alias": "web" })).await;
+    assert_eq!(made.json()["diskEnforced"], false, "{made:?}");
+    server.close().await;
+    let scratch = Scratch::new();
+    let hidden = scratch.join("hidden");
+    std::fs::create_dir(&hidden).unwrap();
+    let mut serve = std::process::Command::new("unshare");
+    serve
+        .args(["--mount", "sh", "-c", WITHOUT_MKFS])
+        .arg(&hidden);
+    serve.arg(binary()).args(["serve", "--storage", "image"]);
+    serve.args(["--listen", "127.0.0.1:0", "--metrics-listen", "off"]);
+    serve.arg("--data-dir").arg(scratch.join("data"));
+    serve.env("ATOLL_TEMPLATES_DIR", data().join("templates"));
+    let output = run_within(&mut serve, DEADLINE, b"");
+    let text = told(&output);
+    assert_eq!(output.status.code(), Some(6), "{text}");
+    assert!(text.contains("mkfs.btrfs is not installed"), "{text}");
 }
