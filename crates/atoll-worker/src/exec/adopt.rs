@@ -60,7 +60,11 @@ pub(crate) fn adopt(
             Some(StdinQueue::open(stem, queue).map_err(failed)?),
             Some(set_nonblocking(pipe)?),
         ),
-        _ => (None, None),
+        // The keeper holds no queue that was delivered and closed: its files have no further use.
+        _ => {
+            StdinQueue::remove_files(&stem);
+            (None, None)
+        }
     };
     let status = record.status;
     let leaf = sandbox.group.named_leaf(&record.leaf, status.is_some());
