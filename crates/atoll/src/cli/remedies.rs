@@ -82,8 +82,7 @@ const MORE_SANDBOXES: &str =
 const FULL_SANDBOX: &str =
     "remove files of the sandbox, or give a new one more disk: `atoll create --disk`";
 const FULL_MACHINE: &str = "remove sandboxes with `atoll rm`, or free space on the server's machine: `atoll gc`, `atoll df`";
-const NO_DISK_LIMITS: &str =
-    "leave --disk out, or have the server started with `--storage image`";
+const NO_DISK_LIMITS: &str = "leave --disk out, or have the server started with `--storage image`";
 const REMOVE_TREE: &str = "remove it recursively: `atoll files rm --recursive`";
 
 /// What a user of the command does about a refusal; `None` if the server's remedy is right for everyone.
