@@ -1,4 +1,4 @@
-//! Attacks, named by their case in the list of attacks. Each noun that is attacked has its file.
+//! Attacks, named by their case in the list of attacks. Each attacked subsystem has its own file.
 
 mod bombs;
 mod capabilities;

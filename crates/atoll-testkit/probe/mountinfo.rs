@@ -1,4 +1,4 @@
-//! `/proc/self/mountinfo`, read. The probe and the library compile this same file.
+//! Parser of `/proc/self/mountinfo`. The probe and the library compile this same file.
 
 use std::path::PathBuf;
 

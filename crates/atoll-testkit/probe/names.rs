@@ -1,4 +1,4 @@
-//! Names of the kernel's numbers, so that a test can be read.
+//! Symbolic names of the kernel's numeric constants, for readable test output.
 
 const ERRNO: [&str; 134] = [
     "EOK",

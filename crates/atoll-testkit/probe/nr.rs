@@ -1,4 +1,4 @@
-//! System call numbers of x86-64, those that the probe names.
+//! System call numbers of x86-64 that the probe uses by name.
 
 pub(crate) const READ: u64 = 0;
 pub(crate) const WRITE: u64 = 1;

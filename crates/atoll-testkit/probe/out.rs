@@ -1,5 +1,5 @@
-//! What the probe says: whole lines, each in one write, so that processes which share a pipe do not mix them. A reader
-//! that has gone away ends the probe, as it ends any program.
+//! Output of the probe: whole lines, each in one write, so that the lines of processes that share a pipe do not
+//! mix. A closed pipe ends the probe, as it ends any program.
 
 use std::io;
 use std::os::fd::RawFd;

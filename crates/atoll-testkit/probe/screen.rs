@@ -1,5 +1,5 @@
-//! A program that uses the whole screen, in colours, in a region, on the other screen, and stops here and there in the
-//! middle of something. The probe writes it and the library knows where it stops.
+//! A full-screen terminal program with colours, a scroll region and the alternate screen. It pauses at fixed
+//! points, also within escape sequences. The probe writes the output and the library knows the points.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! Bytes that both ends of a test can name without keeping them: a pattern that tells its own position, and a hash. The
-//! probe and the library compile this same file.
+//! Test data that both ends can generate without storing it: a pattern that encodes its own position, and a hash.
+//! The probe and the library compile this same file.
 
 use std::io::{self, Read, Write};
 

@@ -1,5 +1,5 @@
-//! Cages for tests that fill a disk: if a defence fails, the cage is full and not the machine. Bombs need none of ours: a sandbox's
-//! own instance has a control group, whose limits such a test lowers.
+//! Size-limited file systems for tests that fill a disk: if a defence fails, only that file system is full. Fork
+//! bombs need none: a sandbox's instance has a cgroup, and such a test lowers its limits.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! A bad line: a proxy that cuts each connection after a random number of bytes.
+//! A faulty network connection: a proxy that cuts each connection after a random number of bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

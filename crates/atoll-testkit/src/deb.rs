@@ -1,4 +1,4 @@
-//! A package of our own, for the test that a sandbox can install one without a network.
+//! Builds a Debian package, for the test that a sandbox can install one without a network.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! The probe, built by `build.rs`, and how to read what its attacks print.
+//! The probe, built by `build.rs`, and a parser for the output of its attacks.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! A disk that records what is written to it, and shows what a power cut at any point would have left.
+//! A disk that records every write, and can show the state after a power cut at any point.
 //!
 //! It is one file of a FUSE file system, for a loop device to stand on. What was written before the last flush is there
 //! after a cut; of what was written since then any part may be. A file system on it can be used as it was left by a cut:

@@ -1,4 +1,4 @@
-//! Waiting with an end: conditions and commands, each with a deadline, so that a test that hangs says where.
+//! Conditions and commands with deadlines, so that a test that hangs reports where.
 
 #[cfg(test)]
 mod tests;

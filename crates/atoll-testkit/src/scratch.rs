@@ -1,4 +1,5 @@
-//! A directory for one test. It is removed when dropped, and never reaches through a mount that a failed test left in it.
+//! A temporary directory for one test. Dropping it removes it, without crossing mounts that a failed test left in
+//! it.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! C01: more processes and threads than one should have, and such that do not want to be found.
+//! C01: more processes and threads than the limit allows, and processes that try to escape from cleanup.
 
 use std::time::{Duration, Instant};
 

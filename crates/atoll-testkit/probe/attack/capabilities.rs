@@ -1,4 +1,4 @@
-//! A12, A13: setuid and file capabilities, and which capabilities there are or could be had.
+//! A12, A13: setuid and file capabilities, and which capabilities a process has or can gain.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

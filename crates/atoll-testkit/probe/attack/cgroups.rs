@@ -1,4 +1,4 @@
-//! A15: the box's own limits, if it could reach them.
+//! A15: attempts to reach and change the sandbox's own cgroup limits.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A01, A02: descriptors that the runtime left open, and the way to pid 1's.
+//! A01, A02: file descriptors that the runtime leaked, and access to those of PID 1.
 
 use std::fs;
 use std::io::Read;

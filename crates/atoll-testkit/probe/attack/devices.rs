@@ -1,4 +1,4 @@
-//! A04, A11: what is in `/dev`, and device nodes made by hand.
+//! A04, A11: the contents of `/dev`, and device nodes created with `mknod`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! C12: all that a kernel has only so many of.
+//! C12: exhaustion of kernel resources that have a global or per-user limit.
 
 use std::os::fd::OwnedFd;
 

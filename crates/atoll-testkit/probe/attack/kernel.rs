@@ -1,5 +1,5 @@
-//! B02, B04: calls that a sandbox has no business with. Arguments are chosen so that a permitted call still does nothing:
-//! its answer (EINVAL, EFAULT, ENOENT, EBADF, ok) differs from a denied one's (EPERM, ENOSYS).
+//! B02, B04: system calls that a sandbox does not need. Arguments are chosen so that a permitted call has no
+//! effect: its result (EINVAL, EFAULT, ENOENT, EBADF, ok) differs from that of a denied call (EPERM, ENOSYS).
 
 use crate::sys::{HERE, call, owned, slice, slice_mut, text};
 use crate::{Args, Command, Outcome, nr, out, sys};

@@ -1,4 +1,4 @@
-//! C02: memory of every sort, taken and touched until there is enough or the kernel ends it.
+//! C02: allocates and touches every kind of memory until the requested amount is reached or the OOM killer acts.
 
 use std::fs;
 use std::os::fd::OwnedFd;

@@ -1,4 +1,4 @@
-//! A05, A09: what is mounted, and every way to change it.
+//! A05, A09: the mount table, and every system call that changes it.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! B03: namespaces of one's own, above all user namespaces.
+//! B03: creation of new namespaces, above all user namespaces.
 
 use std::os::fd::AsRawFd;
 

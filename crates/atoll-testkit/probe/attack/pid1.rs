@@ -1,4 +1,4 @@
-//! A17: pid 1 of the box, attacked from inside.
+//! A17: attacks on the sandbox's PID 1 from inside.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! D02: a name that is a directory at one moment and a link elsewhere at the next.
+//! D02: a path that alternates between a directory and a symbolic link to another place.
 
 use std::fs;
 use std::os::unix::fs::symlink;

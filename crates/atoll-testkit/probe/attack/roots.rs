@@ -1,4 +1,4 @@
-//! A10: another root directory, and the classic way out of one.
+//! A10: `chroot`, and the classic escape from one.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

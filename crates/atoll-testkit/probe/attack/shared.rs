@@ -1,4 +1,4 @@
-//! B08: places where one sandbox could leave something for another.
+//! B08: kernel objects through which one sandbox could pass data to another.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};

@@ -1,4 +1,4 @@
-//! B05: sockets of every family and kind.
+//! B05: sockets of every family and type.
 
 use crate::{Args, Command, Outcome, names, nr, out, sys};
 

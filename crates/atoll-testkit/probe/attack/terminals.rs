@@ -1,4 +1,4 @@
-//! A18: typing into a terminal that is not ours.
+//! A18: input injection into a terminal of another process.
 
 use crate::sys::{fd, open, owned, refer, refer_mut};
 use crate::{Args, Command, Outcome, nr, out, sys};

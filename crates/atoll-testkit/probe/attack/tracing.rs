@@ -1,4 +1,4 @@
-//! Tracing between processes of one box must work: gdb and strace live on it.
+//! Tracing between processes of one sandbox must work: gdb and strace depend on it.
 
 use std::time::Duration;
 

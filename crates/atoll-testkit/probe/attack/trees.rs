@@ -1,4 +1,4 @@
-//! A07, A08: every file of `/proc` and `/sys` that could be written, and those that should not be read.
+//! A07, A08: every writable file of `/proc` and `/sys`, and those that must not be readable.
 
 use std::collections::BTreeMap;
 use std::fs;

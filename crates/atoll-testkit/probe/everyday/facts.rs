@@ -1,4 +1,4 @@
-//! What a process was given: identity, directory, descriptors, limits, terminal, machine.
+//! Prints attributes of the process: identity, working directory, file descriptors, limits, terminal, machine.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Files, made and looked at from inside.
+//! Creates and inspects files from inside the sandbox.
 
 use std::fs;
 use std::io::{self, Write};

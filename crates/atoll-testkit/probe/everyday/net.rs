@@ -1,4 +1,4 @@
-//! The network as a program sees it. Everything that is tried is one line, as in attacks.
+//! Network operations from inside the sandbox. Each attempt prints one line, as in attacks.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! Words in, words out: streams, arguments, environment, exit codes.
+//! Basic commands: standard streams, arguments, environment, exit codes.
 
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! Processes: those that sleep, spin, die, stay behind, multiply and will not go.
+//! Processes that sleep, spin, crash, become daemons, fork or ignore signals.
 
 use std::time::{Duration, Instant};
 

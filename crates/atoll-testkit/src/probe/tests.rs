@@ -1,4 +1,5 @@
-//! The probe on this machine: each everyday command once, and that attacks speak the form that tests read.
+//! Tests of the probe on this machine: each everyday command runs once, and attacks print the format that tests
+//! parse.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};

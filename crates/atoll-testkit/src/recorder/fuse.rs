@@ -1,4 +1,5 @@
-//! As much of the FUSE protocol (7.31) as a loop device on one file needs. The kernel's header `linux/fuse.h` has all of it.
+//! The subset of the FUSE protocol (7.31) that a loop device on one file needs. The kernel's header `linux/fuse.h`
+//! has all of it.
 
 use std::fs::File;
 use std::io::{Read, Write};

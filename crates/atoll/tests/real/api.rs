@@ -1,4 +1,4 @@
-//! The API, asked over HTTP of the binary that users run. Answers to single requests are in `api/cases.txt`.
+//! HTTP API tests against the released binary. Expected responses to single requests are in `api/cases.txt`.
 
 mod access;
 mod archives;

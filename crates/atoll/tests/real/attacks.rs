@@ -1,4 +1,4 @@
-//! Hostile inhabitants: each attack fails in a sandbox and works where one defence is missing.
+//! Attacks from inside a sandbox: each one fails in a sandbox and succeeds where one defence is missing.
 //!
 //! A [`Case`] is a probe and a judge: the judge names what the attacker gained. In a sandbox as users have it that is
 //! nothing, as its root and as its user. A [`Control`] runs the same probe in a box whose plan lacks one defence, where

@@ -1,4 +1,4 @@
-//! The command as a client: the real binary against a real server, over lines that hold and over lines that break.
+//! The command-line client: the real binary against a real server, over stable and over faulty connections.
 
 mod bad;
 mod breaks;

@@ -1,5 +1,5 @@
-//! Disk space: a sandbox that fills its own harms nobody else, the host keeps a reserve, and a host
-//! without room holds sandboxes back and loses nothing of theirs.
+//! Disk space: a sandbox that fills its own disk affects no other, the host keeps a reserve, and a host without
+//! free space pauses sandboxes and loses none of their data.
 
 mod full;
 mod halted;

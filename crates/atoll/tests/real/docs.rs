@@ -1,5 +1,5 @@
-//! The documents say what is true: every `$ …` line of a `console` block is run, and what follows
-//! it is what comes out. A line of `...` stands for anything.
+//! The documentation is correct: every `$ …` line of a `console` block is run, and its output is compared with the
+//! lines below it. A line of `...` matches any output.
 
 mod readme;
 

@@ -1,5 +1,5 @@
-//! What a command is given: program, arguments, environment, directory. How it talks, who it is and
-//! how it ends are in the files below.
+//! Inputs of a command: program, arguments, environment, directory. Streams, identity and exit are in the files
+//! below.
 
 mod ending;
 mod flood;

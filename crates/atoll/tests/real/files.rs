@@ -1,4 +1,4 @@
-//! Files of a sandbox, worked on from outside. Every fact holds with and without a system inside.
+//! File calls on a sandbox from outside. Every test runs with a `base` template and with a static one.
 
 mod copies;
 mod describing;

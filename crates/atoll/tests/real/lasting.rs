@@ -1,5 +1,5 @@
-//! Sandboxes outlive the process that made them. The server is a process of its own here, so that it can
-//! be killed at any point.
+//! Sandboxes outlive the server process that created them. The server is a separate process here, so that it can be
+//! killed at any point.
 
 mod churn;
 mod doubtful;

@@ -1,4 +1,5 @@
-//! Sandboxes come and go, one by one and many at once; whatever happens meanwhile, nothing stays.
+//! Creation and deletion of sandboxes, sequentially and concurrently: no resource is left, whatever happens
+//! meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

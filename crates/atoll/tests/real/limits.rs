@@ -1,4 +1,4 @@
-//! What a sandbox may use, what it is told about that, and what cannot be asked for.
+//! Resource limits of a sandbox, how programs inside see them, and limits that are refused.
 
 mod changed;
 mod exhausted;

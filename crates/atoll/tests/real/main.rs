@@ -1,5 +1,5 @@
-//! The conformance suite: real sandboxes on this machine, made as root by the real runtime. Every
-//! fact about execs and files holds in a template made of one static binary as well as in `base`.
+//! The conformance suite: real sandboxes on this machine, created as root by the real runtime. Every test of execs
+//! and files runs in a template of one static binary as well as in `base`.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! Agents: `atoll mcp`, driven by the official client of its protocol for Python. Each program in `mcp/` finds the server by the
-//! variables that users set, and says what is wrong by failing.
+//! `atoll mcp`, driven by the official MCP client for Python. Each program in `mcp/` finds the server by the
+//! documented environment variables, and reports errors by its exit code.
 //!
 //! To add one: write `mcp/NAME.py`, and name it in [`programs!`] below.
 

@@ -1,5 +1,5 @@
-//! Sandboxes with the network `internet`, and the ports of all: real ones, on a host and in front of an
-//! internet of the test's own.
+//! Sandboxes with the network `internet`, and published ports of all sandboxes: on a real host in front of a
+//! simulated internet.
 
 mod exceptions;
 mod given;

@@ -1,5 +1,5 @@
-//! `base` is a system to work in: packages install, tools run, sudo gives root of the sandbox and
-//! no more. Only `registries` needs a network.
+//! `base` is a complete system: packages install, tools run, sudo gives root of the sandbox and no more. Only
+//! `registries` needs a network.
 
 mod registries;
 

@@ -1,5 +1,5 @@
-//! Durability across power cuts. A server works on a disk that records what is written to it; then the disk is shown as
-//! two hundred cuts would have left it, and what was promised must be there.
+//! Durability across power cuts. A server works on a disk that records every write; then the disk is restored to
+//! two hundred possible states after a cut, and everything the server had confirmed must be there.
 
 use std::fs;
 use std::path::Path;

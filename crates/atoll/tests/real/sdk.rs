@@ -1,4 +1,4 @@
-//! Our own SDKs, against the binary that users run.
+//! Our own SDKs, against the released binary.
 
 pub mod python;
 pub mod typescript;

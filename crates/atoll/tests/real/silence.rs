@@ -1,5 +1,5 @@
-//! Sandboxes in which nothing answers (C11): everything inside is stopped, is stopped again and again, or is frozen
-//! with the sandbox. Every kind of call comes back in time, with what was asked for or with an error that says why.
+//! Sandboxes that do not respond (C11): every process is stopped, is stopped repeatedly, or is frozen with the
+//! sandbox. Every kind of call returns in time, with its result or with an error that names the reason.
 
 use std::os::fd::OwnedFd;
 use std::pin::Pin;

@@ -1,5 +1,4 @@
-//! Watching directories: every kind of event, trees that grow and move, and what must be told when
-//! not everything can be.
+//! Watching directories: every kind of event, trees that grow and move, and the event that reports lost events.
 
 mod million;
 mod storms;

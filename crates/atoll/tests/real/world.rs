@@ -1,5 +1,5 @@
-//! One runtime for one test, on templates that all tests share. Nothing here judges: a step that
-//! must work panics with what went wrong.
+//! A runtime for one test, on templates that all tests share. It makes no assertions of its own: a setup step that
+//! fails panics with its error.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

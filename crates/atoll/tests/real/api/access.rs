@@ -1,4 +1,4 @@
-//! Who may do what: every route, asked by everybody who should not get there.
+//! Authorization: every route, called with every credential that must be refused.
 
 use serde_json::{Value, json};
 

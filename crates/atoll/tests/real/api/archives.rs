@@ -1,4 +1,4 @@
-//! Directories as tar archives, in and out; D07: archives that want to get out themselves.
+//! Upload and download of directories as tar archives; D07: archives with entries that point outside the target.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Backups: taken while the server works, and enough to go on with.
+//! Backups are taken while the server runs, and a server can be restored from one.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;

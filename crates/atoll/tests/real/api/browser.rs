@@ -1,5 +1,6 @@
-//! The operator's browser: a page elsewhere tries everything a page can do against a server that lets everybody on
-//! this machine in, and gets nowhere; the same works from a page whose origin is listed.
+//! Requests from web pages in the operator's browser. A page of another origin tries every kind of request against
+//! a server without authentication on this machine, and all are refused; the same requests work from a listed
+//! origin.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A real browser without a window, told what to do over a WebSocket of its own; and pages for it.
+//! A headless browser, controlled over its DevTools WebSocket, and a server of test pages.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};

@@ -1,4 +1,4 @@
-//! A server of the test's own, and somebody who asks it.
+//! Starts a server for a test, and an HTTP client for it.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};

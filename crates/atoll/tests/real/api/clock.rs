@@ -1,5 +1,5 @@
-//! A system clock that was set ends nothing. The clock of the test's machine is left alone: what the stopped server
-//! recorded is changed as if it had been recorded by another clock.
+//! Changes of the system clock do not end sandboxes. The clock of the test's machine is left alone: the records of
+//! the stopped server are changed as if another clock had written them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Clients that keep quiet, say too much, or take every connection.
+//! Clients that stay silent, send too much, or open every available connection.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A line that breaks again and again: whoever goes on where it broke gets every byte once.
+//! A connection that breaks repeatedly: a client that resumes gets every byte exactly once.
 
 use std::collections::BTreeMap;
 

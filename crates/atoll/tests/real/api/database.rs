@@ -1,4 +1,4 @@
-//! A database that is lost, damaged or another's stops the start of its server, and changes nothing.
+//! A server with a missing or damaged database, or that of another server, refuses to start and changes nothing.
 
 use std::collections::BTreeMap;
 use std::fs;

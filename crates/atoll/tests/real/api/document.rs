@@ -1,4 +1,4 @@
-//! The API's description: what is committed, what is served and what routes answer are one.
+//! The OpenAPI description: the committed file, the served document and the routes' responses agree.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

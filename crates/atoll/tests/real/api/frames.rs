@@ -1,4 +1,4 @@
-//! WebSockets by the byte: what is too long or no frame at all is refused by the code that says so.
+//! Raw WebSocket frames: oversized and malformed frames are refused with the close code that the RFC defines.
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

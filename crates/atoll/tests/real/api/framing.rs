@@ -1,5 +1,5 @@
-//! Malformed HTTP/1 messages, as raw bytes: each is refused with 400, its connection is closed, and what is behind it is not
-//! answered, on every listener and for every kind of route.
+//! Malformed HTTP/1 messages as raw bytes: each is refused with 400, the connection is closed, and pipelined
+//! requests after it get no response, on every listener and for every kind of route.
 
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};

@@ -1,5 +1,5 @@
-//! What the description allows is done, what it forbids is refused, and nothing else is ever answered: asked by
-//! schemathesis (installed by `deploy/setup test`), which makes requests from the description.
+//! Requests that the description allows succeed, requests that it forbids are refused, and every response is
+//! documented. schemathesis (installed by `deploy/setup test`) generates the requests from the description.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What was run in sandboxes outlives them, and every way in which their server can end.
+//! The command history of a sandbox survives its deletion and every kind of server exit.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Clients that use what HTTP/2 lets them do against its server.
+//! Clients that abuse features of HTTP/2.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Orgs and keys: made over the API and by the command, each seeing its own and doing no more than its maker.
+//! Orgs and API keys, created over the API and by the command: each key sees only its org and has no more
+//! permissions than its creator.
 
 use bytes::Bytes;
 use http_body_util::BodyExt as _;

@@ -1,4 +1,4 @@
-//! A server that is killed loses nothing that it told anybody.
+//! A server that is killed loses nothing that a response has confirmed.
 
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};

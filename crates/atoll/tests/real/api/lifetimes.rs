@@ -1,4 +1,4 @@
-//! When a sandbox's time is up, and what happens then.
+//! Sandbox timeouts, and the action at the end of one.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Signed links (D10), tickets, and parts of files.
+//! Signed URLs (D10), tickets, and range requests.
 
 use bytes::Bytes;
 use serde_json::json;

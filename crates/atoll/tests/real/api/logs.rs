@@ -1,4 +1,4 @@
-//! What all commands of a sandbox wrote.
+//! The combined output log of all commands of a sandbox.
 
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};

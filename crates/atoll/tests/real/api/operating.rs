@@ -1,5 +1,4 @@
-//! What an operator says about a server holds: its settings, what it keeps and for how long, what it leaves to the
-//! host and what it lets a key do.
+//! The operator's configuration takes effect: settings, retention, values left to the host and permissions of keys.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Settings that are the operator's alone: ceilings of one sandbox, and addresses that are opened to all.
+//! Settings that only the operator has: limits per sandbox, and network addresses open to all sandboxes.
 
 use std::os::fd::AsFd;
 

@@ -1,4 +1,4 @@
-//! Lists in parts.
+//! Pagination of lists.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Where file calls lead (D01, D03, D05, D12), what is watched and what is found.
+//! Path resolution of file calls (D01, D03, D05, D12), watches and searches.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Too much of everything, asked of a server that others need meanwhile.
+//! Overload: one client sends too many or too large requests while others use the server.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! However many ask at once, an org has no more than it may have; and nobody sets what is not theirs to set.
+//! Quotas hold under concurrent requests, and only callers with the permission can change a setting.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Records that a power cut has emptied, torn or undone. The row of a sandbox is enough to recover it.
+//! Records that a power cut left empty, truncated or stale. The row of a sandbox is enough to recover it.
 
 use std::fs;
 use std::path::Path;

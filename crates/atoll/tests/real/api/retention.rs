@@ -1,4 +1,4 @@
-//! What is old is forgotten, and nothing else. Days are not waited for: records are made older than they are.
+//! Expired records are deleted and no others. Tests do not wait for days: they backdate the records.
 
 use std::time::Duration;
 

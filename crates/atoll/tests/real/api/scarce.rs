@@ -1,4 +1,5 @@
-//! Few descriptors: whatever step it is that gets none, it is told by name, and the server goes on.
+//! Exhausted file descriptors: an operation that gets none fails with an error that names the cause, and the server
+//! continues.
 
 use std::collections::HashSet;
 

@@ -1,5 +1,6 @@
-//! Lives of sandboxes one after the other for a long time, while the server is killed now and then: nothing grows. Nor does the
-//! server itself while nobody kills it. A minute and a half in the ordinary suite; `make soak` takes longer.
+//! Creates and deletes sandboxes for a long time while the server is killed now and then: no resource leaks. The
+//! server itself does not grow between two kills. A minute and a half in the ordinary suite; `make soak` takes
+//! longer.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Terminals and outputs over WebSockets.
+//! Terminals and output streams over WebSockets.
 
 use std::time::Duration;
 

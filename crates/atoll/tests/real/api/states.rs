@@ -1,4 +1,4 @@
-//! States on their way: what is seen while one passes, and what is left when something breaks in the middle.
+//! State transitions: what clients see during one, and the result when a step fails.
 
 use std::io::Read as _;
 use std::process::Stdio;

@@ -1,4 +1,5 @@
-//! Which storage a server uses, what it tells its operator and its clients about it, and that limits of an image hold.
+//! Storage backends: which one a server selects, how it reports it to operator and clients, and that image limits
+//! hold.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A server that starts while the one before still has what it needs.
+//! A server that starts while its predecessor still holds the lock, port or socket.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;

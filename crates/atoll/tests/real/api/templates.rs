@@ -1,4 +1,4 @@
-//! Templates over HTTP.
+//! The template API.
 
 use atoll_testkit::{Scratch, static_layer};
 use bytes::Bytes;

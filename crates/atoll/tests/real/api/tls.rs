@@ -1,4 +1,4 @@
-//! HTTPS: by both HTTPs, with certificates that are replaced while it serves.
+//! HTTPS over HTTP/1.1 and HTTP/2, with certificates that are replaced while it serves.
 
 use std::path::Path;
 use std::sync::Arc;

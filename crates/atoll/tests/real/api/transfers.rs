@@ -1,4 +1,4 @@
-//! Large files over HTTP, by clients that are slow, petty, or gone in the middle.
+//! Large file transfers by clients that are slow, read in tiny pieces, or disconnect.
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

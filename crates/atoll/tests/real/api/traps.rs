@@ -1,4 +1,4 @@
-//! Traps that others fell into.
+//! Regression tests for known pitfalls of similar products.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Connections to servers inside sandboxes.
+//! Tunnels to servers inside sandboxes.
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::json;

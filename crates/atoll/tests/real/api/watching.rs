@@ -1,4 +1,4 @@
-//! What whoever watches a server is told: metrics, the log, and what neither of them tells.
+//! Observability: metrics and the log, and the data that neither may contain.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A directory of the host that must stay as it is, and the file calls that are tried against it.
+//! A directory of the host that must not change, and the file calls that try to reach it.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

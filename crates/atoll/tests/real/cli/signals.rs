@@ -1,4 +1,4 @@
-//! Ctrl-C and its relatives.
+//! Ctrl-C and other signals.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

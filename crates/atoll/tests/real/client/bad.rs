@@ -1,4 +1,4 @@
-//! What is wrong is said in a line or two, with what to do about it and the right code.
+//! Errors are reported in one or two lines, with a remedy and the right exit code.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Lines that break and servers that are killed: every byte comes once, and everything is done once.
+//! Broken connections and killed servers: every byte arrives once, and every operation happens once.
 
 use std::fs;
 use std::io::{Read as _, Write as _};

@@ -1,4 +1,4 @@
-//! Changes of sandboxes and of the files in them.
+//! Commands that change sandboxes and the files in them.
 
 use super::{json, said, tried, with_web};
 

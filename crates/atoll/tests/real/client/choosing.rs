@@ -1,4 +1,4 @@
-//! The terminals of a sandbox are listed, and `shell --attach` finds the one to join.
+//! Lists the terminals of a sandbox; `shell --attach` selects the one to join.
 
 use atoll_testkit::wait_for;
 

@@ -1,4 +1,4 @@
-//! What each command does, and that programs can read it.
+//! The effect of each command, and its machine-readable output.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;

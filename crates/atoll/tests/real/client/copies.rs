@@ -1,4 +1,4 @@
-//! Files and directories in and out, as they are.
+//! Copies of files and directories in both directions preserve contents and metadata.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};

@@ -1,4 +1,4 @@
-//! Lifetimes on the command line: what a sandbox is created with, and what a command says that its sandbox did not outlive.
+//! Lifetimes on the command line: the options at creation, and the message of a command whose sandbox ended first.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What acts on this machine and what on a server: commands never take one for the other without a word.
+//! Local and remote commands: a command never acts on a server instead of this machine, or the reverse, without a
+//! message.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The commands of a sandbox, and what is left of them when it is deleted.
+//! The command history of a sandbox, before and after it is deleted.
 
 use super::{json, said, tried, with_web};
 use crate::api::Server;

@@ -1,4 +1,4 @@
-//! Whoever reads our output may leave, and a disk may be full: what goes on for long ends, and says so where it must.
+//! Closed output pipes and full disks: long-running commands end, and report an error where one is due.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};

@@ -1,4 +1,4 @@
-//! A terminal of ours for a command, and what it shows there.
+//! A pseudoterminal for a command, and the screen contents.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -1,4 +1,4 @@
-//! `atoll run` on a server does what it does without one.
+//! `atoll run` behaves the same with and without a server.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;

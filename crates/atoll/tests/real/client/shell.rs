@@ -1,4 +1,4 @@
-//! A shell on a terminal, which stays whatever becomes of the line and of the server.
+//! An interactive shell, which survives broken connections and server restarts.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Ctrl-C ends what it is meant for at any time: nothing is swallowed, and nothing is left.
+//! Ctrl-C ends the intended command at any time: no signal is lost, and no process or file is left.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Stdio};

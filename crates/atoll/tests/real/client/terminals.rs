@@ -1,4 +1,4 @@
-//! Commands on a terminal of ours: what they show there, what they pass on, and that it is as it was when they have ended.
+//! Commands on a pseudoterminal: their output, the input they pass on, and the restored terminal mode at their end.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;

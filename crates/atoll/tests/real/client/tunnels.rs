@@ -1,4 +1,4 @@
-//! `atoll forward` when it has no room for more.
+//! `atoll forward` at its limit of connections.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -1,4 +1,4 @@
-//! Which server is meant, with which key, and which of its sandboxes.
+//! Selection of the server, the key and the sandbox for a command.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! The data directory's own disk is full: what is new is refused by name, what runs is held back, and
-//! everything goes on when there is room again.
+//! The data directory's own disk is full: new work is refused with a specific error, running sandboxes are paused,
+//! and everything continues when space is free again.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

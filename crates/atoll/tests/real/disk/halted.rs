@@ -1,4 +1,4 @@
-//! A sandbox whose program waits for a disk that does not come back cannot stand still. Others can.
+//! A sandbox with a process in uninterruptible disk sleep cannot be frozen. Others can.
 
 use std::fs;
 use std::path::{Path, PathBuf};

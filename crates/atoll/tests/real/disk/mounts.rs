@@ -1,5 +1,4 @@
-//! The image is mounted while it is needed, by whoever comes next if its server was killed, and not a
-//! moment longer.
+//! The image is mounted only while it is needed; after a kill of the server its successor unmounts it.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,4 +1,5 @@
-//! Pages that use E2B's interface: those of listed origins may, and no other, whatever token it has.
+//! Cross-origin requests to the E2B interface: pages of listed origins may send them, and no others, whatever their
+//! token.
 
 use std::path::Path;
 

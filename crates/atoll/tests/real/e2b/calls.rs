@@ -1,4 +1,4 @@
-//! Calls of a sandbox's services without an SDK: what goes over the wire, envelope by envelope.
+//! Calls of a sandbox's services without an SDK: the messages on the wire, envelope by envelope.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::BodyExt as _;

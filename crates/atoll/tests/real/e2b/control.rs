@@ -1,4 +1,4 @@
-//! The control API without an SDK: what older clients and E2B's command line ask for, and two callers at once.
+//! The control API without an SDK: requests of older clients and of E2B's command line, and concurrent callers.
 
 use std::time::Duration;
 

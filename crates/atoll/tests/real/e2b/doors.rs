@@ -1,4 +1,4 @@
-//! Who may do what in a sandbox: whoever shows its own token, and nobody else.
+//! Authorization within a sandbox: only callers with its own token are allowed.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Downloads by whoever has the file already, or a part of it, or takes it in one form only.
+//! Conditional requests, range requests and content encodings of downloads.
 
 use serde_json::json;
 

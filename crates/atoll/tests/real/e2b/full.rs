@@ -1,4 +1,4 @@
-//! What is too much: for the machine, and for one answer.
+//! Limits: of the machine, and of the size of one response.
 
 use serde_json::json;
 

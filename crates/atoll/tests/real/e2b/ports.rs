@@ -1,4 +1,4 @@
-//! What a program in a sandbox serves on 127.0.0.1, as E2B's users reach it: by headers, and by the name of a host.
+//! Servers in a sandbox on 127.0.0.1, as E2B's users reach them: by headers, and by host name.
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};

@@ -1,5 +1,5 @@
-//! Ports of sandboxes that the API created: for callers with a credential. Everybody else gets the answer for an unknown
-//! sandbox.
+//! Ports of sandboxes that the API created: only for callers with a credential. All others get the response for an
+//! unknown sandbox.
 
 use std::time::Duration;
 

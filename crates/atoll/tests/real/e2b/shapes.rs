@@ -1,4 +1,4 @@
-//! Every answer has the fields that E2B's clients parse, of the kinds they expect, and no others.
+//! Every response has exactly the fields that E2B's clients parse, with the types they expect.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Streams: what keeps them alive, and every way in which they end.
+//! Streams: keepalive messages, and every way in which a stream ends.
 
 use std::time::{Duration, Instant};
 

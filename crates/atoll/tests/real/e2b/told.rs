@@ -1,4 +1,4 @@
-//! What `atoll e2b env` says to export: where the server is that other commands would use.
+//! Output of `atoll e2b env`: the variables for the server that other commands would use.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! Uploads that are refused, each before a file is made of it.
+//! Uploads that are refused before a file is created.
 
 use serde_json::json;
 

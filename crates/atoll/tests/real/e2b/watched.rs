@@ -1,4 +1,4 @@
-//! Requests for sandboxes are watched as those for the server are: named, told of, counted and limited.
+//! Requests for sandboxes appear in traces, logs and metrics and are rate-limited, as requests for the server are.
 
 use bytes::Bytes;
 use serde_json::{Value, json};

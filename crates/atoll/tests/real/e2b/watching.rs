@@ -1,4 +1,4 @@
-//! What is asked by E2B's command line and dashboard only: logs, and metrics of several at once.
+//! Routes that only E2B's command line and dashboard use: logs, and metrics of several sandboxes.
 
 use serde_json::{Value, json};
 

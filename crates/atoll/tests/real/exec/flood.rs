@@ -1,5 +1,5 @@
-//! Commands that write as fast as they can (C06): what is kept of it is bounded, on the disk and in memory, and
-//! what was given up is told.
+//! Commands that write as fast as they can (C06): the retained output is bounded on disk and in memory, and dropped
+//! output is reported.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Who a command is, and that it starts clean: session, signals, descriptors, limits.
+//! User and group of a command, and its clean initial state: session, signals, descriptors, limits.
 
 use atoll_model::{Code, ExecSpec};
 

@@ -1,4 +1,4 @@
-//! How much of what commands wrote is kept.
+//! Limits of the retained output of commands.
 
 use atoll_model::{Bytes, OutputChunk};
 use atoll_worker::ExecHandle;

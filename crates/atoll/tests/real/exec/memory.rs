@@ -1,4 +1,4 @@
-//! Who ended for want of memory, and who did not, where several commands share a sandbox.
+//! Out-of-memory kills: the killed command is reported, and the others in the sandbox are not.
 
 use atoll_model::ExecSpec;
 

@@ -1,4 +1,4 @@
-//! What goes in and comes out: every byte, in order, each stream by itself.
+//! Standard streams: every byte, in order, each stream by itself.
 
 use atoll_model::ExecSpec;
 use atoll_testkit::{fnv64, pattern};

@@ -1,4 +1,4 @@
-//! All that is said of files: names of owners, where links lead, attributes.
+//! File metadata: names of owners, link targets, attributes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Reading, whole and in part, and describing.
+//! Whole and partial reads, and metadata.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,5 +1,4 @@
-//! A replaced file is the old one or the new one, never something between, and nothing is left of a
-//! write that was given up.
+//! Replacing a file is atomic, and an aborted write leaves nothing behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Changing the tree: make, remove, rename, and who may do what with it.
+//! Changes of the tree: create, remove, rename, and the permissions for each.
 
 use atoll_model::{Code, FileKind, RunAs};
 

@@ -1,4 +1,4 @@
-//! Writing: what is sent is what is there, whose it is, and what a refusal says.
+//! Writes: contents, ownership of the written file, and errors.
 
 use std::fs::File;
 use std::io::{Read, Seek};

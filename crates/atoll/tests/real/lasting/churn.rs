@@ -1,5 +1,5 @@
-//! A server is killed at 200 points of opening, create, claim, exec, pause, resume, stop, start and delete (G01, G09):
-//! what it had told anybody holds afterwards, with the same processes, and nothing else is left.
+//! A server is killed at 200 points of opening, create, claim, exec, pause, resume, stop, start and delete (G01,
+//! G09): what it had confirmed holds afterwards, with the same processes, and nothing else is left.
 //!
 //! The server kills itself, so that the point is in the middle of what is meant: a moment after one of its own steps
 //! began. Others are under way at the same time.

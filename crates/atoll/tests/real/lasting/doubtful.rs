@@ -1,4 +1,4 @@
-//! What a server does with sandboxes that it cannot take over: it leaves them as they are, and goes on with the others.
+//! Sandboxes that a server cannot take over: it leaves them unchanged, and continues with the others.
 
 use std::fs;
 use std::path::{Path, PathBuf};

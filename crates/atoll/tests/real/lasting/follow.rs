@@ -1,4 +1,4 @@
-//! Nothing a command writes is lost or told twice, however often its server is killed (G02).
+//! Output of a command is neither lost nor duplicated, however often its server is killed (G02).
 //!
 //! The command writes as fast as it is let: while nobody reads its pipes it waits, and a reader that is behind
 //! holds it back.

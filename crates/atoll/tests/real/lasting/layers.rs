@@ -1,4 +1,4 @@
-//! A sandbox keeps the layer it was made from, whatever becomes of its template and of its server.
+//! A sandbox keeps the layer it was created from, also when its template is replaced or its server restarts.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! A program that writes all the time is paused a thousand times at random moments, some of them with its server
-//! killed meanwhile (G07): every byte is where it would be had nobody ever disturbed it.
+//! A program that writes all the time is paused a thousand times at random moments, sometimes with a kill of its
+//! server (G07): its output is the same as without any interruption.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! Warm sandboxes go on after a kill as well: the same ones, no more of them, and none that is half claimed.
+//! Warm sandboxes survive a kill of the server: the same ones, no additional ones, and none half claimed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

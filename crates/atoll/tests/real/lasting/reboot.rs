@@ -1,5 +1,5 @@
-//! After a restart of the host there are only files: no process, no mount, no control group, no registration, and
-//! records that speak of another start.
+//! After a reboot of the host only files remain: no process, mount, cgroup or registration, and the records have
+//! another boot id.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is left when a server ends that has no sandbox with processes: files, and nothing in the kernel.
+//! What a server without running sandboxes leaves when it ends: files, and no kernel objects.
 
 use std::collections::BTreeSet;
 use std::path::Path;

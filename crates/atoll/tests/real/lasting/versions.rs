@@ -1,5 +1,5 @@
-//! A server that meets the keeper of another version: it takes over what it can speak with, leaves the rest as it is, and
-//! serves new sandboxes either way.
+//! A server that finds a keeper of another version: it takes over compatible sandboxes, leaves the others
+//! unchanged, and serves new sandboxes either way.
 //!
 //! Two builds that replace each other are in `api::upgrades`. Here is how a server decides.
 //!

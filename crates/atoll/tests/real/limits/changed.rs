@@ -1,4 +1,4 @@
-//! Limits of sandboxes that are there already: running, paused, stopped, or only warm until now.
+//! Changed limits of existing sandboxes: running, paused, stopped, or warm.
 
 use std::path::Path;
 

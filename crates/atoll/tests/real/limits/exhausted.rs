@@ -1,4 +1,4 @@
-//! A sandbox whose PID 1 is the one that the kernel ends for want of memory.
+//! A sandbox whose PID 1 is killed by the OOM killer.
 
 use atoll_model::{ExecSpec, SandboxState, StopReason};
 use atoll_testkit::wait_for;

@@ -1,4 +1,4 @@
-//! Addresses that the operator opened, asked for by sandboxes that want more than that (E01).
+//! Addresses that the operator opened, and sandboxes that request further ones (E01).
 
 use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, SandboxSpec};
 

@@ -1,5 +1,4 @@
-//! Sandboxes that get their network when they are there already: warm ones at the claim, running ones when
-//! somebody says so.
+//! Sandboxes that get their network after creation: warm ones at the claim, running ones on request.
 
 use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, SandboxSpec};
 use atoll_testkit::{Scratch, static_layer, wait_for};

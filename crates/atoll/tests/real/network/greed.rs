@@ -1,4 +1,4 @@
-//! C12: a sandbox that takes all it can of what a kernel has only so many of, in front of a neighbour and of the host.
+//! C12: a sandbox that exhausts limited kernel resources, next to a neighbour and the host.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};

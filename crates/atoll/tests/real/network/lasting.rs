@@ -1,4 +1,4 @@
-//! Links outlive the server that made them, as sandboxes do, and nothing of dead ones stays.
+//! Network links outlive the server that created them, as sandboxes do, and links of deleted sandboxes are removed.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

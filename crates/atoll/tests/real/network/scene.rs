@@ -1,5 +1,5 @@
-//! A host of its own for each test, with an internet that answers on every address, also on those that
-//! no sandbox may reach. All of it are network namespaces that go away with the test.
+//! A simulated host for each test, with an internet that answers on every address, also on those that no sandbox
+//! may reach. It consists of network namespaces that are removed with the test.
 //!
 //! ```text
 //! sandboxes ── host 203.0.113.2 ── 203.0.113.1 internet: 1.1.1.1, 9.9.9.9 (names), 10.0.0.1, 169.254.169.254, …

@@ -1,4 +1,4 @@
-//! Packages from registries: sandboxes reach the registries of this machine's own configuration, wherever those are.
+//! Packages from registries: sandboxes reach the registries of this machine's own configuration, at any address.
 //!
 //! A registry may have an address that is refused to sandboxes, and a certificate of a private authority. Names and addresses
 //! are what npm, pip and apt of this machine say, and authorities what it trusts.

@@ -1,4 +1,4 @@
-//! The SDK for Python, tested by its language's own tools: they start servers of the binary themselves.
+//! The SDK for Python, tested by its language's own tools, which start servers themselves.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,5 @@
-//! The SDK for TypeScript: strictly compiled, its own tests, and its entry for browsers in a real one. `deploy/setup test`
-//! installs what it is built with.
+//! The SDK for TypeScript: strict compilation, its own tests, and its browser build in a real browser.
+//! `deploy/setup test` installs its build tools.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A tree of a million entries is watched (D09).
+//! A watch on a tree of a million entries (D09).
 //!
 //! To make so many takes minutes wherever they are made one by one. A btrfs makes a copy of ten thousand in a
 //! millisecond, so the tree is a hundred snapshots of one, and the sandbox sees it as a directory of the host.

@@ -1,4 +1,4 @@
-//! Trees that grow, move and are larger than what can be told (D09).
+//! Watches on trees that grow, move, or exceed the watch limits (D09).
 
 use super::{Mirror, drained, follow, line, mkdir, python, real, watch};
 use crate::world::{Kind, World};

@@ -1,4 +1,4 @@
-//! What a server tells of its sandboxes, line by line in a file: before it changes one and after.
+//! A log of the server's operations on sandboxes, one line before and one after each change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
