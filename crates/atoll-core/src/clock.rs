@@ -6,9 +6,8 @@
 //! also counts while the host is suspended: a deadline is a moment that was shown to a user as a time of day, and a
 //! suspend does not postpone it.
 //!
-//! The anchor follows the system clock in [`Clock::accept`] alone, and all deadlines move with it: what is left of
-//! each stays the same. A small step is accepted at once, a larger one after [`HOLD`], during which nothing is ended
-//! or deleted.
+//! Only [`Clock::accept`] moves the anchor. All deadlines move with it, so that the remaining time of each stays the
+//! same. A small step is accepted immediately, a larger one after [`HOLD`], during which nothing expires.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,13 +21,13 @@ pub(crate) mod tests;
 
 const SECOND: i64 = 1_000_000;
 const MINUTE: i64 = 60 * SECOND;
-/// A step of the system clock that is not followed: a leap second, or the noise of reading two clocks.
-const NEGLIGIBLE: i64 = SECOND;
-/// The largest step that is accepted at once.
-const SMALL: i64 = MINUTE;
-/// How long a host may take from the last recorded time to its next boot before its clock is doubted.
-const REBOOT: i64 = 5 * MINUTE;
-/// How long nothing is ended or deleted after a larger step.
+/// Largest difference that is ignored: a leap second, or noise from reading two clocks one after the other.
+const MAX_IGNORED_STEP: i64 = SECOND;
+/// Largest step that is accepted immediately.
+const MAX_IMMEDIATE_STEP: i64 = MINUTE;
+/// Largest plausible time between the last record and the next boot. A longer one starts a hold.
+const MAX_REBOOT_TIME: i64 = 5 * MINUTE;
+/// Duration of a hold after a larger step, in which nothing expires.
 pub(crate) const HOLD: i64 = 15 * MINUTE;
 
 /// Source of clock readings. Tests replace it.
@@ -98,9 +97,9 @@ pub(crate) enum Step {
 }
 
 impl Clock {
-    /// Starts from the last recorded time. In the same boot, server time goes on as if it had never stopped. After a
-    /// reboot it is the system clock if the time between is explained by the host's uptime and a short reboot, and
-    /// otherwise what the uptime alone explains.
+    /// Starts from the last recorded time. In the same boot, server time continues without a gap. After a reboot it is the
+    /// system clock if the host's uptime and a short reboot explain the time since the record; otherwise it is the recorded
+    /// time plus the uptime.
     pub(crate) fn start(source: Box<dyn TimeSource>, recorded: Option<&ClockRecord>) -> Self {
         let (system, boottime, boot) = (source.system(), source.boottime(), source.boot());
         let now = match recorded {
@@ -110,7 +109,9 @@ impl Clock {
             }
             Some(last) => {
                 let explained = last.at.saturating_add(boottime);
-                if (-SMALL..=REBOOT).contains(&system.saturating_sub(explained)) {
+                if (-MAX_IMMEDIATE_STEP..=MAX_REBOOT_TIME)
+                    .contains(&system.saturating_sub(explained))
+                {
                     system
                 } else {
                     explained
@@ -174,12 +175,12 @@ impl Clock {
         let difference = self.system() - self.at(boottime);
         let mut hold = self.hold();
         match *hold {
-            None if difference.abs() <= NEGLIGIBLE => Step::Unchanged,
-            None if difference.abs() <= SMALL => Step::Due(difference),
-            Some(held) if (difference - held.difference).abs() <= SMALL => {
+            None if difference.abs() <= MAX_IGNORED_STEP => Step::Unchanged,
+            None if difference.abs() <= MAX_IMMEDIATE_STEP => Step::Due(difference),
+            Some(held) if (difference - held.difference).abs() <= MAX_IMMEDIATE_STEP => {
                 if boottime < held.until {
                     Step::Unchanged
-                } else if difference.abs() <= NEGLIGIBLE {
+                } else if difference.abs() <= MAX_IGNORED_STEP {
                     Step::Due(0)
                 } else {
                     Step::Due(difference)
@@ -204,8 +205,8 @@ impl Clock {
     }
 }
 
-/// By how many seconds the system clock differs from what the last recorded time and the host's uptime explain, if a
-/// server that sees it holds its deadlines for it. Negative if the system clock is behind.
+/// Difference in seconds between the system clock and the time that the last record and the host's uptime explain.
+/// Negative if the system clock is behind. `None` if the difference is too small for a hold.
 pub fn unexplained_difference(recorded: &ClockRecord) -> Option<i64> {
     match Clock::start(Box::new(Host), Some(recorded)).check() {
         Step::Held(difference) => Some(difference / SECOND),

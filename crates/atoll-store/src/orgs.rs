@@ -32,12 +32,12 @@ const BATCH: i64 = 500;
 pub enum OrgRemoval {
     /// The org is gone.
     Removed {
-        /// Its keys, which are gone too.
+        /// Ids of its keys, which were removed too.
         keys: Vec<KeyId>,
-        /// Its sessions, for [`Store::remove_history`].
+        /// Ids of its sessions, for [`Store::remove_history`].
         sessions: Vec<String>,
     },
-    /// Nothing was changed: the org has so many sandboxes that are not deleted.
+    /// Nothing was changed: the org has this number of sandboxes that are not deleted.
     HasSandboxes(i64),
     /// There is no such org.
     NotFound,

@@ -333,9 +333,9 @@ impl Core {
         let added = self.inner.store.insert_key(&new, max).await;
         if !added.map_err(error::store)? {
             let message = format!(
-                "the org has {MAX_KEYS_PER_ORG} keys, with those that were revoked of late"
+                "the org has {MAX_KEYS_PER_ORG} keys, including recently revoked and expired ones"
             );
-            let remedy = "use fewer keys: one that is worth nothing any more counts for 30 days";
+            let remedy = "use fewer keys: revoked and expired ones count for 30 days";
             return Err(Error::new(Code::QuotaExceeded, message).remedy(remedy));
         }
         Ok(CreatedKey {

@@ -8,9 +8,9 @@ use crate::clock::{Clock, Step};
 use crate::error;
 use crate::live_sandboxes::LiveSandboxes;
 
-/// How often the time is recorded, in microseconds. In the same boot the next server counts on from any record; after
-/// a reboot, this much of the uptime of the host may be missing from it.
-const RECORDED: i64 = 60_000_000;
+/// Minimum time between two records, in microseconds. In the same boot the next server continues from any record; after
+/// a reboot, this much of the host's uptime may be missing from it.
+const RECORD_INTERVAL: i64 = 60_000_000;
 
 /// Compares the clocks and acts on a difference.
 pub(crate) async fn check(
@@ -83,10 +83,13 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Records the time if that was not done lately.
+    /// Records the time if the last record is old enough.
     pub(crate) async fn record(&mut self, store: &Store, clock: &Clock) -> Result<(), Error> {
         let boottime = clock.boottime();
-        if self.last.is_some_and(|last| boottime - last < RECORDED) {
+        if self
+            .last
+            .is_some_and(|last| boottime - last < RECORD_INTERVAL)
+        {
             return Ok(());
         }
         self.last = Some(boottime);
