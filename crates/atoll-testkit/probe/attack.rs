@@ -83,7 +83,7 @@ impl Nook {
 impl Drop for Nook {
     fn drop(&mut self) {
         const MNT_DETACH: u64 = 2;
-        // Whatever an attempt managed to mount here must not be emptied by the removal.
+        // The removal must not delete files of a mount that an attempt left here.
         while sys::call(nr::UMOUNT2, &[sys::text(&sys::c_path(&self.0)), MNT_DETACH]).is_ok() {}
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -58,7 +58,7 @@ impl Read for Pattern {
     }
 }
 
-/// The 64-bit FNV-1a hash of a stream, with its length. Fast to write down, no defence against anybody.
+/// The 64-bit FNV-1a hash of a stream, with its length. Not a cryptographic hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fnv64 {
     /// The hash of what was written so far.

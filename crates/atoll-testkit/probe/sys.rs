@@ -1,6 +1,7 @@
-//! The kernel, called without a library between. `call` is a safe function although a system call can do anything to this
-//! process: the probe exists to make such calls. What callers keep to instead: a pointer among the arguments comes from
-//! `slice`, `slice_mut`, `refer` or `refer_mut` on a value that outlives the call, is null, or is meant to be bad.
+//! The kernel, called without a library between. `call` is a safe function although a system call can do anything
+//! to this process: the probe exists to make such calls. What callers keep to instead: a pointer among the
+//! arguments comes from `slice`, `slice_mut`, `refer` or `refer_mut` on a value that outlives the call, is null, or
+//! is invalid on purpose.
 
 use std::arch::asm;
 use std::ffi::{CStr, CString};
@@ -114,7 +115,7 @@ pub(crate) fn open(path: impl AsRef<Path>, flags: u64) -> Result<OwnedFd, Errno>
 
 /// Takes a descriptor that a call just returned.
 pub(crate) fn owned(fd: u64) -> OwnedFd {
-    // SAFETY: the kernel gave this number a moment ago and nobody else has it.
+    // SAFETY: the kernel just returned this descriptor, and it has no other owner.
     unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
 }
 
@@ -149,7 +150,7 @@ pub(crate) fn pid() -> i32 {
     raw(nr::GETPID, [0; 6]) as i32
 }
 
-/// Sends a signal; nobody to send it to is no matter.
+/// Sends a signal. Callers may ignore ESRCH.
 pub(crate) fn kill(pid: i32, signal: i32) -> Result<u64, Errno> {
     call(nr::KILL, &[pid as u64, signal as u64])
 }
@@ -243,8 +244,8 @@ pub(crate) fn fork() -> Result<Option<i32>, Errno> {
     }
 }
 
-/// Does something in a child of its own, so that what it changes is gone after. The child prints; a child that did not end
-/// by itself is told in a line.
+/// Runs `work` in a child process, so that its changes end with the child. The child prints its results; a child
+/// that is killed by a signal is reported in one line.
 pub(crate) fn apart(what: &str, work: impl FnOnce()) {
     match fork() {
         Err(errno) => crate::out::refused(what, errno, "fork"),

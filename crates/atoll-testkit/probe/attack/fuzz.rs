@@ -233,7 +233,7 @@ fn is_running(pid: i32) -> bool {
         .is_some_and(|(_, rest)| rest.starts_with('R'))
 }
 
-/// Ends everything that a batch left. The parent of a process whose own has ended is this one.
+/// Kills all processes that a batch left. Orphans are reparented to this process.
 fn end_all() {
     loop {
         match sys::wait(-1, WNOHANG | WALL) {

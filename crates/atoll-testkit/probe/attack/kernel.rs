@@ -36,7 +36,7 @@ fn uring(_: &Args) -> Outcome {
     Ok(0)
 }
 
-/// An attempt whose answer is a descriptor.
+/// An attempt that returns a file descriptor on success.
 fn opening(what: &str, answer: Result<u64, sys::Errno>) {
     out::attempt(what, answer);
     let _ = answer.map(owned);
@@ -67,7 +67,7 @@ fn programs_and_modules() {
     );
     opening("memfd_secret", call(nr::MEMFD_SECRET, &[0]));
     opening("fanotify_init", call(nr::FANOTIFY_INIT, &[0, 0]));
-    // What the kernel gives to anybody.
+    // The kernel allows these without privileges.
     opening("fanotify_init:fid", call(nr::FANOTIFY_INIT, &[0x200, 0]));
 }
 

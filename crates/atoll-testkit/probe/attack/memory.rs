@@ -90,7 +90,7 @@ fn mapped(taken: &mut Taken, most: u64, file: u64) -> Result<(), Errno> {
 fn touch(address: u64) {
     for page in (0..STEP).step_by(4096) {
         let byte: *mut u8 = std::ptr::with_exposed_provenance_mut((address + page) as usize);
-        // SAFETY: the mapping was just made, is writable, STEP long and used by nobody else.
+        // SAFETY: the mapping was just made, is writable, STEP long and not shared.
         unsafe { byte.write_volatile(page as u8 | 1) };
     }
 }
@@ -153,7 +153,8 @@ fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((owned(ends[0] as u64), owned(ends[1] as u64)))
 }
 
-/// Fills buffers that nobody reads. When this process has no descriptors left, a child goes on while it waits.
+/// Fills pipe and socket buffers without a reader. When this process has no descriptors left, a child goes on while
+/// it waits.
 fn buffers(
     taken: &mut Taken,
     most: u64,

@@ -99,7 +99,7 @@ fn fds(_: &Args) -> Outcome {
             out::say(&format!("{number} {target}"));
         }
     } else {
-        // Without /proc: which are open can still be asked, what they are cannot.
+        // Without /proc the probe can list the open descriptors, but not their targets.
         const F_GETFD: u64 = 1;
         for number in 0..4096 {
             if sys::call(nr::FCNTL, &[number, F_GETFD]).is_ok() {

@@ -91,7 +91,7 @@ pub(crate) fn let_go_of_streams() {
     }
 }
 
-/// Leaves a process behind that nobody waits for: double fork, own session. Answers its pid.
+/// Starts a daemon (double fork, own session) and returns its pid.
 pub(crate) fn leave_behind(work: impl FnOnce()) -> Result<i32, String> {
     let failed = |step: &str, errno: Errno| format!("{step}: {errno}");
     let (from, to) = sys::pipe().map_err(|errno| failed("pipe", errno))?;

@@ -94,7 +94,7 @@ fn pattern_and_hash_are_the_same_on_both_sides() {
 
 #[test]
 fn nothing_of_a_runtime_is_in_the_way() {
-    // Whoever started the tests may have left descriptors open; the probe adds none.
+    // The test runner may have leaked descriptors; the probe adds none.
     let fds = said(&["fds"]);
     let numbers: Vec<_> = fds
         .lines()
@@ -252,8 +252,8 @@ fn dangerous_attacks_refuse_the_host() {
     assert!(!host || call(&["a17-pid1"]).status.code() == Some(3));
 }
 
-/// Runs an attack in namespaces of its own and checks each line's form. Root there is nobody outside: as the host's root it
-/// could write to the host's sysctls.
+/// Runs an attack in namespaces of its own and checks each line's form. Root there is unprivileged outside: the
+/// host's root could write to the host's sysctls.
 fn attack(words: &[&str]) -> Vec<Attempt> {
     let place = Scratch::new();
     static_layer(place.path());

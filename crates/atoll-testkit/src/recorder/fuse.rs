@@ -140,7 +140,7 @@ fn init() -> Vec<u8> {
     let mut answer = Fields::default();
     answer.word(7).word(31).word(LARGEST as u32);
     answer.word(BIG_WRITES | MAX_PAGES);
-    // How much may be asked for in the background.
+    // `max_background` and `congestion_threshold`.
     answer.half(16).half(12);
     answer.word(LARGEST as u32).word(1);
     answer.half((LARGEST / 4096) as u16).half(0);

@@ -28,7 +28,7 @@ use atoll_testkit::{Attempt, attempts};
 
 use crate::world::{Kind, World, probe_spec, said};
 
-/// Who attacks.
+/// Users inside the sandbox that run each attack.
 const USERS: &[&str] = &["root", "user"];
 const ROOT: &[&str] = &["root"];
 
@@ -46,7 +46,7 @@ struct Case<'a> {
 /// A box that lacks a defence.
 struct Control<'a> {
     lift: fn(&mut Plan),
-    /// For whom the attack then works.
+    /// The users for which the attack then succeeds.
     users: &'static [&'static str],
     /// How some gains of each begin.
     gains: &'a [&'a str],

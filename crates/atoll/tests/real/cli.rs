@@ -1,4 +1,4 @@
-//! The command as its users have it: what goes in, what comes out, the exit code, and what is left.
+//! The command-line interface: input, output, exit codes, and files left behind.
 
 mod named;
 mod parallel;
@@ -18,7 +18,7 @@ use crate::world;
 pub fn atoll(args: &[&str]) -> Command {
     let mut command = Command::new(world::binary());
     command.args(args).env("ATOLL_DATA_DIR", world::data());
-    // Whatever server its user has.
+    // Ignores the server settings of the user's environment.
     command
         .env_remove("ATOLL_URL")
         .env("XDG_CONFIG_HOME", "/nowhere");
@@ -122,7 +122,7 @@ fn a_file_system_that_cannot_map_ids_is_told_with_a_remedy() {
 #[test]
 fn without_root_doctor_fails_and_run_says_why() {
     let scratch = Scratch::new();
-    // The binary must be within reach of somebody who is not root.
+    // The binary must be accessible to an unprivileged user.
     let copy = scratch.join("atoll");
     std::fs::copy(world::binary(), &copy).unwrap();
     open_to_all(scratch.path());

@@ -258,10 +258,10 @@ async fn every_route_refuses_whoever_may_not() {
             );
         }
     }
-    // Nobody of them did anything.
+    // None of the refused requests had an effect.
     let info = admin.get(&format!("/sandboxes/{id}")).await.json();
     assert_eq!(info["state"], "running");
-    // Who may only look may look.
+    // Read-only keys can read.
     for (method, path, needs) in ROUTES {
         let endless = ["output", "wait", "watch", "/events?"];
         if *needs == Needs::Read && !endless.iter().any(|word| path.contains(word)) {

@@ -117,7 +117,7 @@ fn header(name: &[u8], kind: EntryType, link: &[u8], size: u64) -> Header {
     header
 }
 
-/// An archive of entries as they are said, whatever they are.
+/// An archive with the given entries, valid or not.
 fn archive(entries: &[(&str, EntryType, &str)]) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     for (name, kind, link) in entries {
@@ -197,7 +197,7 @@ async fn d07_an_archive_stays_in_its_directory() {
             )
             .await;
         assert_eq!(inside, "gainedgained", "{who}");
-        // Root gets what was packed; others get nobody's rights but their own.
+        // Root gets the packed owner and mode; other users get only files of their own.
         let found = client.line(&id, "stat -c '%a %U' into/deep/fine").await;
         let expected = if who == "&user=root" {
             "6755 root\n"
@@ -261,7 +261,7 @@ async fn broken_archives_are_refused() {
     server.close().await;
 }
 
-/// D02: somebody inside turns a directory into a link and back while root unpacks into it.
+/// D02: a process inside turns a directory into a link and back while root unpacks into it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn d02_nothing_gets_through_a_directory_that_becomes_a_link() {
     let server = Server::start().await;

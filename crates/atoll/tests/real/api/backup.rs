@@ -22,7 +22,7 @@ async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {
         .post("/keys", &json!({ "name": "ours" }))
         .await
         .json();
-    // Somebody makes and deletes meanwhile.
+    // Sandboxes are created and deleted meanwhile.
     let (done, busy) = (Arc::new(AtomicBool::new(false)), client.clone());
     let load = {
         let done = Arc::clone(&done);

@@ -124,7 +124,7 @@ async fn a_page_elsewhere_gets_nowhere_and_a_listed_one_does() {
         let path = format!("/sandboxes/{id}/files?path={name}");
         assert_eq!(client.send("PUT", &path, &[], *text).await.status, 200);
     }
-    // Whatever uses this one wakes it.
+    // Any activity resumes this sandbox.
     client
         .sandbox(&json!({ "alias": "asleep", "timeout": 0 }))
         .await;
@@ -145,7 +145,7 @@ async fn a_page_elsewhere_gets_nowhere_and_a_listed_one_does() {
             assert_eq!(state(&client, &id).await, before, "{name}, from {place}");
         }
     }
-    // A name of somebody else's that suddenly leads here.
+    // DNS rebinding: a foreign host name that resolves to this server.
     let rebound = format!(
         "http://rebound.example:{}",
         client.address.split(':').nth(1).unwrap()

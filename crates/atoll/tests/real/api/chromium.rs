@@ -66,7 +66,7 @@ impl Chromium {
             .by_ref()
             .map_while(Result::ok)
             .find_map(|line| Some(line.strip_prefix("DevTools listening on ")?.to_owned()));
-        // Whoever writes to a pipe that nobody reads stands still.
+        // The browser would block on a full pipe.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
         let url = url.expect("bwrap and chromium are there: deploy/setup test installs them");
         let (socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
@@ -118,7 +118,7 @@ impl Chromium {
         answered.unwrap_or_else(|_| panic!("{method} is not answered"))
     }
 
-    /// A new tab with a page, whose loading has ended.
+    /// Opens a page in a new tab and waits until it has loaded.
     pub async fn open(&mut self, url: &str) -> Tab {
         let blank = json!({ "url": "about:blank" });
         let target = self.tell(None, "Target.createTarget", blank).await;
@@ -175,8 +175,8 @@ impl Chromium {
     }
 }
 
-/// A filter that keeps news of the network from a browser: it gives up whatever it fetches when an address comes or goes,
-/// and beside it sandboxes do.
+/// A seccomp filter that denies netlink sockets: the browser aborts its requests when a network address appears or
+/// disappears, and tests that create sandboxes cause that.
 fn without_netlink() -> Vec<u8> {
     const SOCKET: u32 = if cfg!(target_arch = "aarch64") {
         198
@@ -212,7 +212,7 @@ impl Drop for Chromium {
     }
 }
 
-/// Serves the same small page whatever is asked for, under any name; its port.
+/// Serves the same small page for any path and host name. Returns the port.
 pub async fn pages() -> u16 {
     serve(None).await
 }

@@ -28,7 +28,7 @@ pub struct Server {
     child: Child,
     /// Where it serves, and where it shows metrics.
     places: [String; 2],
-    /// What it is told besides where it is.
+    /// Additional command-line flags.
     flags: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Server {
         }
     }
 
-    /// What it shows to whoever watches.
+    /// The server's metrics.
     pub async fn metrics(&self) -> String {
         let watcher = Client {
             address: self.places[1].clone(),
@@ -137,7 +137,7 @@ impl Server {
         std::fs::read_to_string(self.data.with_file_name("log")).unwrap()
     }
 
-    /// Somebody of another org, whose key is written as the server would.
+    /// A client of another org. Its key is inserted into the database as the server would.
     pub async fn stranger(&self) -> Client {
         let file = self.data.join("atoll.db");
         let store = atoll_store::Store::open(&file).await.unwrap();
@@ -170,7 +170,7 @@ impl Server {
         self.client().with_key(Some(&format!("atl_{digits}")))
     }
 
-    /// Does something to its records from outside, as nobody should.
+    /// Executes SQL on the server's database from outside.
     pub fn sql(&self, statements: &str) {
         let mut python = Command::new("python3");
         python.args([
@@ -321,14 +321,14 @@ fn spawn(mut command: Command, data: &Path, flags: &[String]) -> (Child, [String
     (child, [place("serving"), metrics])
 }
 
-/// Somebody who asks.
+/// An HTTP client with an API key.
 #[derive(Debug, Clone)]
 pub struct Client {
     pub address: String,
     pub key: Option<String>,
 }
 
-/// A connection of somebody's, which the server may end.
+/// An HTTP connection, which the server may close.
 #[derive(Debug)]
 pub struct Connection {
     client: Client,

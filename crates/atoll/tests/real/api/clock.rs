@@ -89,7 +89,7 @@ async fn a_clock_that_was_set_while_no_server_ran_ends_nothing() {
             "{found}"
         );
 
-        // One whose time is over meanwhile stays too.
+        // A sandbox that times out meanwhile remains too.
         let short = client.sandbox(&json!({ "timeout": 1 })).await;
         let end = jiff::Timestamp::now() + Duration::from_secs(1);
         pass(&json!(end.to_string())).await;

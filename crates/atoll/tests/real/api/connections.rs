@@ -51,7 +51,7 @@ async fn quiet_clients_are_let_go_and_hold_up_nobody() {
             quiet.push(stream);
         }
     }
-    // More than may be at once: whoever comes now waits for those to be let go, not for ever.
+    // All connections are taken: a new client waits until an idle one is closed, but not for ever.
     let answer = tokio::time::timeout(DEADLINE, client.get("/health")).await;
     assert_eq!(answer.unwrap().status, 200);
     for stream in &mut quiet {
@@ -101,7 +101,7 @@ async fn one_that_talks_slowly_but_does_is_heard() {
     server.close().await;
 }
 
-/// Asks whether there is anybody, on a connection that is used again.
+/// Sends a health request on a keepalive connection.
 async fn ask(stream: &mut TcpStream) {
     let asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
     stream.write_all(asked).await.unwrap();
@@ -145,13 +145,13 @@ async fn a_refusal_before_the_body_is_there_keeps_the_connection() {
     ] {
         let head = format!("POST /keys HTTP/1.1\r\nhost: localhost\r\n{length}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
-        // Nobody waits for the body of somebody without a key.
+        // The server does not wait for the body of an unauthenticated request.
         let refused = response(&mut stream).await;
         assert!(refused.starts_with(b"HTTP/1.1 401"));
         stream.write_all(body.as_bytes()).await.unwrap();
         ask(&mut stream).await;
     }
-    // More than anybody wants to hear is not heard.
+    // A body over the limit is not read.
     let large = format!(
         "POST /keys HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{}",
         1 << 30,
@@ -335,7 +335,7 @@ async fn websockets_have_places_too_and_give_them_back() {
     for _ in 0..4 {
         sockets.push(super::sockets::open(&client, &path).await);
     }
-    // All places are taken: whoever comes waits.
+    // All connections are taken: a new client waits.
     let waiting = tokio::spawn({
         let client = client.clone();
         async move { client.get("/health").await.status }
@@ -417,7 +417,7 @@ async fn idle_connections_without_a_key_keep_nobody_out_heavy() {
     const OPEN_FILES: usize = 2000;
     let server = with_open_files(OPEN_FILES).await;
     let client = server.client();
-    // Half have said nothing, the others have asked for something that needs no key.
+    // Half have sent nothing, the others an unauthenticated request.
     let mut idle = Vec::new();
     for number in 0..OPEN_FILES {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();

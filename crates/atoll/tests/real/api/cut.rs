@@ -35,7 +35,7 @@ async fn begin_with(
     (server, cutter, direct, client, id)
 }
 
-/// Starts a line whose input stays open; where it is.
+/// Starts a shell line with open standard input. Returns its path.
 async fn start(direct: &Client, id: &str, line: &str) -> String {
     let path = format!("/sandboxes/{id}/commands");
     let begun = json!({ "cmd": line, "background": true, "openStdin": true });
@@ -189,7 +189,7 @@ async fn listen(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_are_told_once_each() {
     let (server, cutter, direct, client, id) = begin_with(Cutter::hasty).await;
-    // They happen while somebody listens, and while nobody can.
+    // The events occur with and without a connected listener.
     let happening = tokio::spawn({
         let (direct, id) = (direct.clone(), id.clone());
         async move {

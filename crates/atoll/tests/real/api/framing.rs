@@ -41,7 +41,7 @@ fn statuses(answer: &str) -> Vec<&str> {
     lines.filter_map(|line| line.get(2..5)).collect()
 }
 
-/// Heads that two parsers could read in two ways. `host` has the fields that say whom the request is for.
+/// Request heads that two parsers could interpret differently. `host` has the fields that select the recipient.
 fn malformed(host: &str) -> Vec<(&'static str, String)> {
     let chunks = "0\r\n\r\n";
     let post = |name, fields: &str, body: &str| {

@@ -168,7 +168,7 @@ async fn who_asks_is_told_of_what_ended_just_now_whoever_kills_the_server() {
     let client = server.client();
     let told = client.get(&path).await.array();
     assert_eq!((told.len(), &told[0]["outputBytes"]), (21, &json!(20)));
-    // A stop ends what runs, and the end is told at once too.
+    // A stop ends running commands, and their end is reported at once too.
     let runs = json!({ "cmd": "sleep 600", "background": true });
     client
         .post(&format!("/sandboxes/{id}/commands"), &runs)
@@ -232,7 +232,7 @@ async fn a_thousand_commands_in_a_burst_are_all_told() {
     server.close().await;
 }
 
-/// What a server told somebody: by session, each command's exit code by its id.
+/// Exit codes that clients received: by session, each command's exit code by its id.
 type Told = Arc<Mutex<BTreeMap<String, BTreeMap<String, i64>>>>;
 
 /// Runs commands in a sandbox, and in others that it makes and deletes, until the server is gone.

@@ -90,7 +90,7 @@ async fn an_answer_that_nobody_takes_is_given_up_alone() {
     }
     ended.sort_unstable();
     assert_eq!((ended, taken), (vec![1, 3], 100));
-    // One that is taken slowly is taken, over the same connection, for longer than anybody may keep quiet.
+    // A slowly read response completes on the same connection, although it takes longer than the idle timeout.
     let mut asked = Vec::new();
     frame(&mut asked, HEADERS, WHOLE, 5, &get("/openapi.json"));
     stream.write_all(&asked).await.unwrap();
@@ -119,7 +119,7 @@ async fn an_answer_that_nobody_takes_is_given_up_alone() {
     server.end_and_clear();
 }
 
-/// C09: streams that are begun and reset at once, faster than anybody could answer them.
+/// C09: streams that are begun and reset at once, faster than a server can answer them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c09_streams_that_are_reset_at_once_end_their_connection() {
     let (server, trusted, _files) = start(&[]).await;

@@ -60,7 +60,7 @@ async fn an_org_is_made_and_let_in_by_an_admin_and_sees_its_own() {
     }
     assert_eq!(team.get("/sandboxes/web").await.json()["sandboxID"], theirs);
     assert_eq!(admin.get("/sandboxes/web").await.json()["sandboxID"], mine);
-    // Its keys are seen by it and by an admin who asks for them; those of others by neither.
+    // The org lists its own keys, and an admin lists them with `orgID`; neither list has keys of other orgs.
     let path = format!("/keys?orgID={}", org.as_str().unwrap());
     for listed in [
         team.get("/keys").await,

@@ -187,7 +187,7 @@ async fn a_restart_of_the_server_makes_nobody_idle() {
     server.sql("UPDATE sandboxes SET started_at = 1, created_at = 1");
     server.kill_and_start();
     let client = server.client();
-    // Whoever looks at the time has looked at all of them when this one is gone.
+    // Timeouts are checked together: when this sandbox is gone, all of them were checked.
     let other = client.sandbox(&json!({ "timeout": 1 })).await;
     becomes(&client, &other, "gone").await;
     assert_eq!(client.line(&used, "echo here").await, "here\n");

@@ -81,7 +81,7 @@ async fn followed_logs_go_on_where_they_were_and_end_with_the_sandbox() {
     let slow = begun.json()["execID"].as_str().unwrap().to_owned();
     let mut events = Events::open(&client, &format!("{path}/logs?follow=true"), None).await;
     assert_eq!(events.next().await.unwrap().1, "begun\n");
-    // One that begins later is told of although the first goes on.
+    // Output of a later command appears although the first still runs.
     client.line(&id, "echo second").await;
     assert_eq!(events.next().await.unwrap().1, "second\n");
     let stdin = format!("{path}/commands/{slow}/stdin");
@@ -89,7 +89,7 @@ async fn followed_logs_go_on_where_they_were_and_end_with_the_sandbox() {
     let (cursor, text) = events.next().await.unwrap();
     assert_eq!(text, "more\n");
     drop(events);
-    // What was written while nobody followed, and nothing twice.
+    // Output written without a follower, without duplicates.
     client
         .send("POST", &format!("{stdin}?offset=5"), &[], "later\n")
         .await;

@@ -242,7 +242,7 @@ async fn stopped_sandboxes_are_kept_for_as_long_as_they_say() {
         assert_eq!(between(&stopped["stoppedAt"], &stopped["deleteAt"]), month);
         assert!(stopped["endAt"].is_null());
     }
-    // One that is started again is not meant any more.
+    // A restarted sandbox is excluded.
     let started = client
         .post(&format!("/sandboxes/{other}/start"), &json!({}))
         .await

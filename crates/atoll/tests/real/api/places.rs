@@ -85,7 +85,7 @@ async fn d01_d03_paths_lead_nowhere_but_into_the_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
-    // Something of the host that nobody inside may see or change.
+    // A host file that must be neither visible nor writable inside.
     let scratch = atoll_testkit::Scratch::new();
     let canary = scratch.join("canary");
     std::fs::write(&canary, "the host's").unwrap();
@@ -296,7 +296,7 @@ async fn what_happens_in_a_directory_is_told() {
         last(&mut here).await,
         ("end".into(), json!({ "reason": "removed" }))
     );
-    // A sandbox that stops ends its watches, and that is told too.
+    // A stop of the sandbox ends its watches with an event.
     let mut home = Events::open(&client, &format!("/sandboxes/{id}/files/watch?path=.")).await;
     let stopped = client
         .post(&format!("/sandboxes/{id}/stop"), &json!({}))
@@ -323,7 +323,7 @@ async fn a_sandbox_has_so_many_watches_and_no_more() {
     }
     assert_eq!(client.get(&watch).await.refusal().1, "QUOTA_EXCEEDED");
     drop(open.pop());
-    // The server notices that somebody has gone when it has something to say.
+    // The server notices a disconnected client at its next write.
     let begin = Instant::now();
     loop {
         client.line(&id, "touch /tmp/x").await;

@@ -64,7 +64,7 @@ fn resident(server: &Server) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// C07: what commands were asked for is remembered, but not without end.
+/// C07: the records of finished commands are bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c07_commands_with_long_arguments_cost_so_much_memory_and_no_more_heavy() {
     let server = Server::start().await;
@@ -161,7 +161,7 @@ async fn c09_requests_without_measure_are_ended_and_cost_no_memory_heavy() {
     assert!(said.starts_with("HTTP/1.1 413"), "{said}");
     // A frame of 64 MiB.
     super::sockets::send_frame(&client, &format!("/sandboxes/{id}/pty"), 64 << 20).await;
-    // Five hundred who say their first line and then nothing.
+    // Five hundred clients that send only a request line.
     let mut slow = Vec::new();
     for _ in 0..500 {
         let mut stream = TcpStream::connect(&client.address).await.unwrap();
@@ -248,7 +248,7 @@ async fn g04_a_full_disk_fails_writes_by_name_and_is_survived() {
     assert_eq!(client.get("/sessions").await.status, 200);
     let refused = client.post("/sandboxes", &json!({})).await;
     assert_eq!(refused.refusal().1, "DISK_FULL", "{refused:?}");
-    // What fits into what files already have is still written; then it is told.
+    // Writes that fit into allocated blocks still succeed; then the error is reported.
     let headers = [("content-type", "application/json")];
     let mut written = 0;
     loop {
@@ -357,7 +357,7 @@ async fn g09_a_sandbox_deleted_in_the_middle_of_anything_is_gone_for_good() {
         assert_eq!(client.post(&commands, &runs).await.status, 202);
         let asked = client.post(&format!("{path}/{verb}"), &json!({})).await;
         assert_eq!(asked.status, 200, "{asked:?}");
-        // Somebody waits for a command, somebody uploads, and eight delete it.
+        // One client waits for a command, one uploads, and eight delete the sandbox.
         let waiting = {
             let (client, commands) = (client.clone(), commands.clone());
             tokio::spawn(
@@ -383,7 +383,7 @@ async fn g09_a_sandbox_deleted_in_the_middle_of_anything_is_gone_for_good() {
         assert_eq!(answers, [204, 404, 404, 404, 404, 404, 404, 404], "{verb}");
         assert_eq!(client.get(&path).await.status, 404);
         assert!(!server.data().join("sandboxes").join(&id).exists());
-        // Who was in the middle of something is told what became of it; who sends may be cut off.
+        // The waiting client receives the result; the uploading client may be disconnected.
         let waited = waiting.await.unwrap();
         let killed = waited.status == 200 && waited.json()["exitCode"] == 137;
         assert!(killed || !waited.refusal().1.is_empty(), "{waited:?}");

@@ -144,8 +144,8 @@ async fn started(client: &Client, id: &str) -> Value {
     info
 }
 
-/// An older backup does not have the youngest sandboxes: a server that works with it sets them aside. With the newer database
-/// they come back as they were.
+/// An older backup lacks the newest sandboxes: a server restored from it quarantines them. With the newer database
+/// they return unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_older_backup_does_not_know_comes_back_whole_with_the_newer_database() {
     let mut server = Server::start().await;

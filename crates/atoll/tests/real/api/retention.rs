@@ -14,7 +14,7 @@ const DAY: i64 = 24 * HOUR;
 async fn used(client: &Client, line: &str) -> String {
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     client.line(&id, line).await;
-    // It is carried from the journal when it is asked for.
+    // A read moves it from the journal to the database.
     assert_eq!(session(client, &id).await["commandCount"], 1);
     id
 }

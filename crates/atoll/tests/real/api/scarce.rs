@@ -25,8 +25,7 @@ pub fn spare(server: &Server, more: Option<usize>) {
     prlimit(Some(server.pid()), Resource::Nofile, limit).unwrap();
 }
 
-/// Everything that a server is asked for, with none to fifteen descriptors left: the step that gets none is another each
-/// time.
+/// Every kind of request with zero to fifteen free descriptors: each number makes another step fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g04_with_few_descriptors_everything_is_done_or_told_heavy() {
     let server = Server::start().await;

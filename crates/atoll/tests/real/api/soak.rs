@@ -27,7 +27,7 @@ struct Stock {
     processes: usize,
 }
 
-/// So long, unless somebody wants it longer.
+/// Duration of the test, unless the environment sets a longer one.
 fn length() -> Duration {
     let asked = std::env::var("ATOLL_SOAK_SECONDS").ok();
     let seconds = asked.map_or(60, |asked| asked.parse().expect("seconds"));
@@ -90,8 +90,7 @@ async fn live(server: &mut Server, length: Duration, round: u32) -> u32 {
         under_way.spawn(life(server.client(), format!("life-{round}-{number}")));
         tokio::time::sleep(PACE).await;
         if killed.elapsed() > KILLS {
-            // Whoever is in the middle of something notices, and cannot go on at another port: what it had
-            // made is deleted at the end.
+            // Requests in flight fail, and cannot continue at another port: their sandboxes are deleted at the end.
             server.kill_and_start();
             killed = Instant::now();
         }
@@ -149,7 +148,7 @@ async fn lived(client: &Client, key: &str) -> hyper::Result<()> {
             post("resume", json!({})).await?;
         }
         Some(b'2') => post("pty", json!({ "cols": 80, "rows": 24 })).await?,
-        // Somebody follows, and goes in the middle of it.
+        // A client follows the output and disconnects.
         Some(b'4') => {
             for what in ["commands/tag:sleeps/output", "logs?follow=true"] {
                 let path = format!("{path}/{what}");
@@ -213,7 +212,7 @@ fn stock(server: &Server) -> Stock {
     }
 }
 
-/// A process, and what it had when that was asked: memory in kB, and descriptors.
+/// A process, and its memory in kB and number of descriptors at the start.
 struct Grown {
     process: i32,
     memory: u64,

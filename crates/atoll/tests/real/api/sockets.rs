@@ -97,7 +97,7 @@ async fn a_terminal_is_made_shared_resized_left_and_joined_again() {
     until(&mut socket, "again").await;
     let listed = client.get(&format!("/sandboxes/{id}/pty")).await.array();
     assert_eq!((listed.len(), &listed[0]["cols"]), (1, &json!(100)));
-    // Its end is told, and it is gone.
+    // The exit is reported, and the terminal is removed.
     send(&mut socket, b"exit\n").await;
     assert_eq!(closed(&mut socket).await, 1000);
     assert_eq!(client.get(&path).await.refusal().1, "TERMINAL_NOT_FOUND");
@@ -108,7 +108,7 @@ async fn a_terminal_is_made_shared_resized_left_and_joined_again() {
     server.close().await;
 }
 
-/// Who still types when a program ends, or speaks when it is refused, reads that.
+/// A client that still sends when the program exits or the request is refused receives the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_of_a_terminal_is_read_by_who_still_types() {
     let server = Server::start().await;
@@ -197,7 +197,7 @@ async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
         .insert("origin", "http://evil.example".parse().unwrap());
     let refused = tokio_tungstenite::connect_async(request).await.unwrap_err();
     assert!(refused.to_string().contains("403"), "{refused}");
-    // Who has no key, or one that is none, is told so in a way that a page can read.
+    // A missing or invalid key is refused with a close code, which a web page can read.
     for key in ["", "atl_0"] {
         let nobody = client.with_key(Some(key));
         for path in [format!("/sandboxes/{id}/pty"), unknown.clone()] {
@@ -263,7 +263,7 @@ async fn a_commands_output_and_input_are_frames() {
     server.close().await;
 }
 
-/// A terminal that somebody looks at.
+/// Opens a terminal and attaches a client.
 async fn terminal(client: &Client, id: &str) -> Socket {
     let mut socket = open(client, &format!("/sandboxes/{id}/pty")).await;
     send(&mut socket, b"echo re''ady\n").await;
@@ -289,7 +289,7 @@ async fn a_terminal_is_told_whether_its_program_its_sandbox_or_the_server_ended(
     let mut socket = terminal(&client, &over).await;
     send(&mut socket, b"exit\n").await;
     assert_eq!(closed(&mut socket).await, 1000);
-    // A server that ends says so, and does not wait for who looks.
+    // A server that shuts down sends a close code, and does not wait for attached clients.
     let mut socket = terminal(&client, &over).await;
     let begun = json!({ "cmd": "sleep 600", "background": true });
     let path = format!("/sandboxes/{over}/commands");
@@ -306,7 +306,7 @@ async fn a_terminal_is_told_whether_its_program_its_sandbox_or_the_server_ended(
     tokio::task::block_in_place(|| server.end());
     assert!(begin.elapsed() < DEADLINE, "{:?}", begin.elapsed());
     assert_eq!(reading.await.unwrap(), (1001, 1001));
-    // Broken off, not ended: who follows goes on at the next server.
+    // Aborted, not completed: the client resumes at the next server.
     assert!(events.await.unwrap().is_err());
     server.kill_and_start();
     server.close().await;

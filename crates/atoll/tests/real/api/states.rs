@@ -16,7 +16,7 @@ use crate::world::DEADLINE;
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// What was told of a sandbox, in order.
+/// The events of a sandbox, in order.
 async fn events(client: &Client, id: &str) -> Vec<String> {
     let told = client.get(&format!("/sessions/{id}/events")).await.array();
     let kind = |event: &Value| event["type"].as_str().unwrap().replace("sandbox.", "");
@@ -37,7 +37,7 @@ async fn one_that_is_being_stopped_says_so_and_a_start_waits_for_it() {
     client.line(&id, "echo kept > ~/f").await;
     let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
     let keeper = Pid::from_raw(keeper(&tag).unwrap()).unwrap();
-    // Nobody buries its PID 1 meanwhile.
+    // Its PID 1 is not reaped meanwhile.
     kill_process(keeper, Signal::STOP).unwrap();
     let stop = begin(&client, "POST", format!("/sandboxes/{id}/stop"));
     becomes(&client, &id, "stopping").await;
@@ -101,7 +101,7 @@ async fn a_change_that_waited_for_a_delete_finds_nothing() {
     assert_eq!(delete.await.unwrap(), 204);
     for answer in waiting {
         let (status, method, place) = answer.await.unwrap();
-        // Whoever was at the gate before the delete was answered as ever.
+        // Requests that were accepted before the delete completed as usual.
         assert!(
             matches!(status, 200 | 404 | 409),
             "{method} {place} {status}"
@@ -166,7 +166,7 @@ async fn changes_at_once_are_all_there_and_one_that_fails_changes_nothing() {
     server.close().await;
 }
 
-/// Somebody who holds the server's records, so that nothing can be written until this is dropped.
+/// Locks the server's database, so that no write succeeds until this is dropped.
 fn hold(server: &Server) -> impl Drop {
     struct Holder(std::process::Child);
     impl Drop for Holder {

@@ -66,7 +66,7 @@ async fn place() -> Scratch {
 async fn a_port_that_is_free_in_a_moment_is_waited_for() {
     let scratch = place().await;
     let data = scratch.join("data");
-    // One that the kernel gives to nobody by itself: nobody else has it in between.
+    // A port outside the ephemeral range, so that no other process gets it in between.
     let first = 20_000 + std::process::id() as u16 % 10_000;
     let mut ports = first..first + 2000;
     let holder = ports.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());

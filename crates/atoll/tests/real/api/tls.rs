@@ -27,7 +27,7 @@ pub(super) fn make(directory: &Path) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(directory.join("cert.pem")).unwrap()
 }
 
-/// Connects as somebody who trusts one certificate.
+/// Connects as a client that trusts one certificate.
 pub(super) async fn connect(
     server: &Server,
     trusted: &CertificateDer<'static>,
@@ -83,7 +83,7 @@ async fn certificates_are_shown_replaced_and_never_lost() {
     ];
     let server = Server::start_with(&words).await;
 
-    // Connections that never say a word hold up nobody.
+    // Silent connections do not delay others.
     let mut quiet = Vec::new();
     for _ in 0..100 {
         quiet.push(TcpStream::connect(server.address()).await.unwrap());

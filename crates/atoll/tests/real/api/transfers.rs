@@ -157,7 +157,7 @@ async fn large_files_one_after_another_on_a_connection_are_each_whole() {
     };
     tokio::time::timeout(DEADLINE, hearing).await.unwrap();
     drop(sending.await.unwrap());
-    // And back, asked for all at once and read slowly.
+    // And back, requested all at once and read slowly.
     let asked = |number| {
         let path = path(number);
         format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n")

@@ -44,7 +44,7 @@ async fn all(socket: &mut Socket) -> Vec<u8> {
     tokio::time::timeout(DEADLINE, reading).await.unwrap()
 }
 
-/// Reads all, and answers with its length only then: it works only if an end of one side is told to the other.
+/// Reads all, and answers with its length only then: it works only if a half-close is forwarded.
 pub(super) const COUNTER: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 7001))
@@ -57,7 +57,7 @@ while True:
     one.close()
 ";
 
-/// Says what it is told.
+/// Echoes its input.
 const ECHO: &str = "
 import socket, threading
 server = socket.create_server(('127.0.0.1', 7002))
@@ -127,7 +127,7 @@ async fn a_tunnel_says_why_there_is_none_and_holds_a_sandbox() {
     let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "stop" });
     let id = client.sandbox(&asked).await;
     let path = format!("/sandboxes/{id}/ports");
-    // Nobody listens: told by a close code, and to who comes without a WebSocket as any failure.
+    // No listener on the port: reported by a close code, and without a WebSocket as an ordinary error.
     let mut socket = open(&client, &format!("{path}/7009/tunnel")).await;
     assert_eq!(closed(&mut socket).await, 4004);
     let refused = client.get(&format!("{path}/7009/tunnel")).await;

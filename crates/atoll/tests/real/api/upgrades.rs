@@ -45,7 +45,7 @@ fn build(directory: &Scratch, spoken: VersionRange) -> PathBuf {
     path
 }
 
-/// A sandbox with a command that counts until it is told to end, and some with a terminal.
+/// A sandbox with a command that counts until it receives the request to end, and some with a terminal.
 struct Counter {
     number: usize,
     id: String,

@@ -125,7 +125,7 @@ async fn metrics_move_with_what_happens() {
     }
     // A place in the pool is one, or the next is being made.
     assert!(shown.contains("atoll_pool_warm "), "{shown}");
-    // Milliseconds are told apart.
+    // The histogram distinguishes milliseconds.
     let fast = value(
         &shown,
         "atoll_store_op_duration_seconds_bucket",
@@ -171,7 +171,7 @@ async fn every_request_is_a_line_and_no_secret_is_in_the_log() {
     let run = json!({ "cmd": "echo s3cret-line", "envs": { "T": "s3cret-envs" }, "stdin": "s3cret-stdin" });
     let ran = client.post(&format!("{path}/commands"), &run).await;
     assert_eq!(ran.status, 200, "{ran:?}");
-    // Failures repeat what was wrong to the caller, and to nobody else.
+    // Error details are returned to the caller only, and not logged.
     let failing = json!({ "cmd": "s3cret-program", "args": [], "s3cret-field": 1 });
     assert_eq!(client.post("/sandboxes", &failing).await.status, 400);
     let failing = json!({ "cmd": "s3cret-program", "args": ["s3cret-word"] });

@@ -1,4 +1,4 @@
-//! A01, A02: what the runtime has open, reached from inside.
+//! A01, A02: the runtime's open files, reached from inside.
 
 use std::os::unix::fs::MetadataExt;
 

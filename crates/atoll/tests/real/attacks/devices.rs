@@ -1,4 +1,4 @@
-//! A11, A18: device nodes made by hand, and terminals that are typed into.
+//! A11, A18: device nodes created with `mknod`, and input injected into terminals.
 
 use atoll_testkit::Attempt;
 
@@ -45,7 +45,7 @@ async fn nobody_types_into_a_terminal() {
     .await;
 }
 
-/// Nor does a program type into its own, where whoever looks at it would take it for the user's.
+/// Nor can a program inject input into its own terminal, where a reader would take it for the user's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_types_into_the_terminal_of_a_command() {
     let case = Case {

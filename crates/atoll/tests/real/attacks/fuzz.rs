@@ -28,7 +28,7 @@ const RUN: Duration = Duration::from_secs(10);
 /// A neighbour's commands may take this long, or twenty times as long as without the fuzzer.
 const STARVED: Duration = Duration::from_secs(1);
 
-/// The numbers whose calls the filter lets pass, for some arguments at least.
+/// System call numbers that the filter allows for at least some arguments.
 fn allowed() -> BTreeSet<u32> {
     let lines = SyscallPolicy::standard().lines();
     let names = lines.iter().filter_map(|line| {

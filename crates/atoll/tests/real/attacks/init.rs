@@ -1,4 +1,4 @@
-//! A17: PID 1 attacked from inside, and lost.
+//! A17: attacks on PID 1 from inside, and its death.
 
 use std::path::PathBuf;
 

@@ -189,7 +189,7 @@ async fn there_are_no_further_namespaces() {
     .await;
 }
 
-/// What a permitted call changes nothing with, and what the kernel gives to anybody.
+/// Permitted calls without effect, and calls that the kernel allows without privileges.
 const HARMLESS: &[&str] = &[
     "add_key",
     "fanotify_init",
@@ -206,7 +206,7 @@ const HARMLESS: &[&str] = &[
     "userfaultfd",
 ];
 
-/// What a permitted one of them gives to anybody.
+/// Results of permitted calls that need no privileges.
 const GAINS: &[&str] = &[
     "add_key ok",
     "fanotify_init:fid ok",

@@ -7,7 +7,7 @@ use atoll_model::{Authority, Code, RunAs, SandboxId, WriteOptions};
 use super::canary::{Canary, GUEST, HOST, read, upper, write};
 use crate::world::{Kind, World, said};
 
-/// Those who call: root, the user, and root's rights for the user.
+/// The callers: root, the user, and the user with root's capabilities.
 fn callers() -> [RunAs; 3] {
     let user = Some("user".to_owned());
     [

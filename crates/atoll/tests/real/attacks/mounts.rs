@@ -1,4 +1,4 @@
-//! A07, A08, A09, A10, A15: what is mounted, what it hides, and every way to change it.
+//! A07, A08, A09, A10, A15: mounts, masked paths, and every way to change them.
 
 use atoll_jail::plan::Plan;
 use atoll_jail::wire::Source;

@@ -1,4 +1,4 @@
-//! D05, D06: files that are none, and names that are odd.
+//! D05, D06: special files, and unusual names.
 
 use std::fs;
 use std::path::Path;
@@ -91,7 +91,7 @@ async fn what_is_no_file_is_refused_at_once() {
     world.close().await;
 }
 
-/// The control: who opens the FIFO without asking waits for a writer.
+/// The control: a plain open of the FIFO blocks until a writer comes.
 fn naive_blocks(fifo: &Path) {
     let (told, opened) = mpsc::channel();
     let path = fifo.to_path_buf();

@@ -1,4 +1,4 @@
-//! B08: places where one sandbox could leave something for another.
+//! B08: kernel objects through which one sandbox could pass data to another.
 
 use atoll_model::{ExecSpec, SandboxId};
 use atoll_testkit::{Attempt, attempts};

@@ -118,7 +118,7 @@ async fn by_setuid(world: &World) -> [(u64, u64); 2] {
 async fn setuid_makes_root_of_the_box_and_no_more() {
     let world = World::open().await;
     assert_eq!(by_setuid(&world).await, [(1000, 0), (0, granted())]);
-    // Root of the box is nobody outside.
+    // Root of the sandbox is an unprivileged user outside.
     let id = world.sandbox(Kind::Static).await;
     let sleep = world
         .runtime

@@ -64,7 +64,7 @@ fn hostile(
     let link = tree.join(link);
     fs::create_dir_all(link.parent().expect("it is below the tree")).expect("it can be made");
     symlink(target, &link).expect("it can be made");
-    // The control: whoever goes there by path, as a careless runtime does, is at the canary.
+    // The control: plain path resolution, as in a careless runtime, reaches the canary.
     let reached = fs::canonicalize(&link).expect("it leads somewhere");
     assert!(target.ends_with(reached.strip_prefix("/").expect("absolute")));
     store

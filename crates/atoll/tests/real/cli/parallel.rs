@@ -1,4 +1,4 @@
-//! Many runs beside each other, some of them killed.
+//! Many concurrent runs, some of them killed.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -38,7 +38,7 @@ fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the
     let mut tags = Vec::new();
     for (number, child) in runs {
         if number % 10 == 0 {
-            // Killed at whatever point it has come to.
+            // Killed at an arbitrary point.
             kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
             child.wait_with_output().unwrap();
             tags.push(number);

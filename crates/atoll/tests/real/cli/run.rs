@@ -132,7 +132,7 @@ fn a_run_that_cannot_begin_leaves_nothing() {
     }
 }
 
-/// The upload of a file whose end is far away.
+/// The upload of a very large file.
 #[test]
 fn a_signal_ends_a_run_that_copies_files() {
     let scratch = Scratch::new();

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::atoll;
 use crate::world::DEADLINE;
 
-/// A run whose command says `ready` once it is there.
+/// A run whose command prints `ready` after its start.
 fn started(line: &str) -> (Child, BufReader<ChildStdout>) {
     let mut command = atoll(&["run", "--", "sh", "-c", line]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();

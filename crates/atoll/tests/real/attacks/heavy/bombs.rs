@@ -1,4 +1,4 @@
-//! C01: more processes than there should be, and such that do not want to be found.
+//! C01: more processes than the limit allows, and processes that try to escape from cleanup.
 //!
 //! The bombs are bounded in number or in time, and the instance's own control group is given a ceiling beside the
 //! sandbox's: a defence that fails breaks the test and not the machine.

@@ -1,4 +1,5 @@
-//! C02: memory of every sort. The hogs stop at 256 MB by themselves, so that one that is not stopped hurts nothing.
+//! C02: memory of every kind. The allocating processes stop at 256 MB by themselves, so that a missing limit does
+//! no harm.
 
 use std::time::Duration;
 

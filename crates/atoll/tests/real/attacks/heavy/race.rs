@@ -1,4 +1,4 @@
-//! D02: a name that is a directory at one moment and a link to the host at the next.
+//! D02: a path that alternates between a directory and a link to the host.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::attacks::USERS;
 use crate::attacks::canary::{Canary, HOST, read, upper, write};
 use crate::world::{DEADLINE, Kind, World, probe_spec};
 
-/// How often the name is swapped, for each who calls and each of what is done: 120,000 times in all.
+/// Number of swaps for each caller and operation: 120,000 in all.
 const SWAPS: u64 = 20_000;
 /// How often it is done at least meanwhile.
 const TRIES: u32 = 150;
@@ -116,7 +116,7 @@ async fn a_race_between_directory_and_link_is_never_won() {
             "root" => RunAs::root(),
             _ => RunAs::default(),
         };
-        // It belongs to whoever swaps there.
+        // The directory belongs to the user of the swapping process.
         let directory = format!("/race-{user}");
         let owner = RunAs {
             authority: Authority::Root,
