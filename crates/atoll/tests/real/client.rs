@@ -30,7 +30,7 @@ use crate::api::Server;
 use crate::cli::told;
 use crate::world;
 
-/// `atoll` as somebody has it who said nothing about a server.
+/// `atoll` without a configured server.
 fn plain(args: &[&str]) -> Command {
     let mut command = Command::new(world::binary());
     command.args(args).stdin(Stdio::null());
@@ -56,7 +56,7 @@ async fn with_web() -> Server {
 trait Line {
     /// Where it begins.
     fn address(&self) -> String;
-    /// What the server is asked with.
+    /// The API key of the requests.
     fn key(&self) -> String;
 }
 
@@ -108,7 +108,7 @@ fn atoll(line: &impl Line, args: &[&str]) -> Command {
     command
 }
 
-/// `atoll` over the operator's socket, whose place stays when the server is started again.
+/// `atoll` over the operator's socket, whose path stays the same across server restarts.
 fn operator(server: &Server, args: &[&str]) -> Command {
     let mut command = plain(args);
     command.env("ATOLL_DATA_DIR", server.data());

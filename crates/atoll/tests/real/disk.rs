@@ -67,7 +67,7 @@ fn no_room(finished: &ExecResult) -> bool {
     text.contains("quota exceeded") || text.contains("no space left")
 }
 
-/// Ways to take more than one's own: what is run, and as whom.
+/// Ways to exceed the disk limit: name, user and command.
 const GREED: [(&str, &str, &str); 7] = [
     ("root", "root", "cat /dev/zero > /big"),
     ("tmp", "user", "cat /dev/zero > /tmp/big"),
@@ -102,7 +102,7 @@ async fn a_sandbox_that_is_full_is_full_alone() {
         let used = world.runtime.disk_usage(&id).await.unwrap();
         assert!(used.enforced && used.complete, "{name}: {used:?}");
         assert!(used.used <= used.limit, "{name}: {used:?}");
-        // A file call is told so by its code.
+        // A file call fails with the specific code.
         let error = write(&world, &id, "/more", &vec![1; 30 << 20])
             .await
             .unwrap_err();
@@ -182,14 +182,14 @@ async fn a_file_of_sixteen_terabytes_is_refused_or_takes_nothing() {
             used.complete && used.used.0 < 8 * MIB,
             "{storage}: {used:?}"
         );
-        // It can be read where it is something, and is not read where that is asked too much.
+        // A range of it can be read; a read of the whole file ends at the limit.
         let part = runtime.read_range(&id, &root, path, 8_000_000 * MIB, 2);
         let part = part.await.unwrap().read_to_end(16).await.unwrap();
         assert_eq!(part, b"x\0", "{storage}");
         let all = runtime.read_file(&id, &root, path).await.unwrap();
         let error = all.read_to_end(1 << 20).await.unwrap_err();
         assert_eq!(error.code, Code::QuotaExceeded, "{storage}: {error:?}");
-        // A copy of it keeps its holes, or ends with the disk it fills, and harms nobody.
+        // A copy of it keeps its holes, or fails when the disk is full, without effect on other sandboxes.
         let copied = runtime.copy(&id, &root, path, b"/home/user/copy", false);
         match tokio::time::timeout(DEADLINE, copied)
             .await
@@ -227,7 +227,7 @@ print('deep')";
     assert_eq!(said(&done), "36\ndeep\n");
     let tag = world.runtime.tag().to_owned();
     let image = data.join("runs").join(tag).join("storage.btrfs");
-    // Somebody who stays shares the image's blocks with it.
+    // A remaining sandbox shares the image's blocks with it.
     let stays = world.create().await;
     said(&shell(&world, &stays, "head -c 2M /dev/urandom > ~/f").await);
     let blocks =

@@ -159,7 +159,7 @@ async fn who_asks_too_often_is_told_so_in_python_and_node() {
     for program in ["limits.py", "limits.mjs"] {
         with_each_release(&[], &variables, program).await;
     }
-    // Whoever clears up must not be refused.
+    // The cleanup must not be refused.
     server.kill_and_start_with(&[]);
     server.close().await;
 }

@@ -523,7 +523,7 @@ async fn commands_that_did_not_begin_leave_nothing_with_the_keeper() {
             Code::ProgramNotFound
         );
     }
-    // What is given up is told with the next word.
+    // The next request carries the ids of abandoned operations.
     run(&["true"]).await.unwrap();
     run(&["true"]).await.unwrap();
     wait_for("the keeper to let go", DEADLINE, || held() < before + 20);

@@ -141,7 +141,7 @@ async fn more_memory_than_allowed_ends_the_command_and_is_told() {
         assert!(done.status.oom_killed, "{done:?}");
         assert_eq!(done.status.exit_code(), 137);
         assert!(!done.status.timed_out);
-        // The sandbox lives on, and a kill that is no OOM is not told as one.
+        // The sandbox continues, and an ordinary SIGKILL is not reported as an OOM kill.
         let done = world.probe(&id, "user", &["signal", "9"]).await;
         assert_eq!(
             (done.status.signal, done.status.oom_killed),
@@ -151,7 +151,7 @@ async fn more_memory_than_allowed_ends_the_command_and_is_told() {
     world.close().await;
 }
 
-/// Programs begin in PID 1's memory: whoever looks for a victim must not take it for theirs.
+/// A new program shares PID 1's memory until exec: the OOM killer must not count that memory as the program's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_whose_memory_is_always_full_lives_on() {
     let world = World::open().await;

@@ -87,7 +87,7 @@ fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() 
         let nowhere: Vec<String> = nowhere
             .chain([format!("0.0.0.0:{WEB}"), format!("[::]:{WEB}")])
             .collect();
-        // Each of them answers whoever may ask.
+        // Each address answers permitted clients.
         for address in refused
             .iter()
             .chain(&nowhere)
@@ -101,7 +101,7 @@ fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() 
         };
         let datagrams: Vec<&str> = words("send")
             .into_iter()
-            // Nobody answers datagrams there.
+            // There is no UDP server there.
             .filter(|word| {
                 let silent = [&near.to_string(), &gateway, "["];
                 !silent.iter().any(|start| word.starts_with(*start))
@@ -257,7 +257,7 @@ fn e12_a_policy_is_obeyed_from_the_start_and_a_change_cuts_what_it_forbids() {
         echo(&streams[0].0).unwrap();
         assert!(echo(&streams[1].0).is_err(), "it was cut");
         assert_eq!(reached(&world, &id).await, [true, false]);
-        // It holds for whoever starts it again, and can be changed meanwhile.
+        // The policy survives a restart of the sandbox, and can be changed while it is stopped.
         world.runtime.stop(&id).await.unwrap();
         world.runtime.start(&id).await.unwrap();
         assert_eq!(reached(&world, &id).await, [true, false]);

@@ -17,7 +17,7 @@ async fn shell(world: &World, id: &SandboxId, user: &str, line: &str) -> ExecRes
     world.exec(id, ExecSpec::shell(line).user(user)).await
 }
 
-/// What a line prints; it must succeed, whatever it says on the side.
+/// Standard output of a shell line that must succeed; standard error is ignored.
 async fn printed(world: &World, id: &SandboxId, user: &str, line: &str) -> String {
     let done = shell(world, id, user, line).await;
     assert!(

@@ -35,7 +35,7 @@ enum Promise {
     History(String, String),
     /// A command of it that was acknowledged to a caller.
     Command(String, String),
-    /// A sandbox whose stop was acknowledged, with this file.
+    /// A sandbox with an acknowledged stop, and a file in it.
     Stopped(String, String),
     /// A file that a program in a durable sandbox synced.
     Synced(String, String),

@@ -177,7 +177,7 @@ async fn all(calls: Vec<(String, Done)>) -> Vec<(String, Result<(), Error>)> {
     ended
 }
 
-/// What failed with another code than these. Nobody listens at the port that is dialled.
+/// Calls that failed with other codes than `codes`. The dialled port has no listener.
 fn unexpected(ended: Vec<(String, Result<(), Error>)>, codes: &[Code]) -> Vec<String> {
     let wrong = ended.into_iter().filter_map(|(name, ended)| match ended {
         Err(error) if name.starts_with("dial") && error.code == Code::Conflict => None,

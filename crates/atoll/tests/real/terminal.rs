@@ -112,13 +112,13 @@ fn shown(bytes: &[u8]) -> Vec<u8> {
     screen.replay()
 }
 
-/// A program on a terminal that stops here and there in the middle of something, and who looks at it.
+/// A terminal program that stops at fixed points, and its attached clients.
 pub struct Watched {
     control: ExecHandle,
     early: OutputReader,
     /// Every byte so far.
     seen: Vec<u8>,
-    /// Those who came later, with what they were told.
+    /// Clients that attached later, with their initial screen.
     late: Vec<(Vec<u8>, OutputReader)>,
 }
 
@@ -139,7 +139,7 @@ impl Watched {
         }
     }
 
-    /// Hears all it writes until it stops; somebody joins there, and it goes on.
+    /// Reads all output until the program stops, attaches another client there, and lets the program continue.
     pub async fn stop(&mut self, stop: usize) {
         // Terminals end lines in their own way.
         let until = until_stop(stop);

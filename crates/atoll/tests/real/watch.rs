@@ -181,7 +181,7 @@ async fn each_kind_of_event_is_told() {
             gone.await.unwrap();
         }
         assert_eq!(drained(&mut told).await, ["remove c", "remove d"]);
-        // Not recursive: what is below is not told.
+        // Not recursive: events below are not reported.
         probe(&["touch", "/w/below/x"]).await;
         assert_eq!(drained(&mut told).await, [""; 0]);
         // Events come by themselves too.

@@ -22,7 +22,7 @@ pub enum Kind {
     Static,
 }
 
-/// Both, for facts that hold whatever is inside.
+/// Both kinds, for tests that are independent of the template.
 pub const KINDS: [Kind; 2] = [Kind::Base, Kind::Static];
 
 /// Longer than anything a test runs on a busy machine.
@@ -40,7 +40,7 @@ impl World {
         Self::with(None).await
     }
 
-    /// A runtime whose plans lack something.
+    /// A runtime with modified plans.
     pub async fn open_with(amend: impl Fn(&mut Plan) + Send + Sync + 'static) -> Self {
         Self::with(Some(Arc::new(amend))).await
     }
@@ -84,7 +84,7 @@ impl World {
         Self { runtime }
     }
 
-    /// A sandbox of `base` as anybody gets it, without the probe.
+    /// A default sandbox of `base`, without the probe.
     pub async fn create(&self) -> SandboxId {
         let made = self.runtime.create(SandboxSpec::default()).await;
         made.unwrap().id

@@ -84,7 +84,7 @@ async fn the_description_is_as_committed_and_served_to_everybody() {
     let served = nobody.get("/openapi.json").await;
     assert_eq!(served.headers["content-type"], "application/json");
     assert!(served.body == committed);
-    // The one route that E2B's interface does not have as well.
+    // The one route without an alias.
     assert_eq!(nobody.get("/api/sessions").await.refusal().1, "NOT_FOUND");
     let page = nobody.get("/docs").await;
     assert_eq!(page.status, 200);

@@ -234,7 +234,7 @@ async fn a_command_said_again_is_run_once_also_after_a_kill() {
         let (client, path, body) = (client.clone(), path.clone(), body.clone());
         tokio::spawn(async move { client.try_send("POST", &path, &headers, body.into()).await })
     };
-    // Many concurrent requests with the same key create one sandbox.
+    // Many concurrent requests with the same key start one command.
     let first: Vec<_> = (0..20).map(|_| ask(&client)).collect();
     // A command is listed when its record is written: one that was begun and not recorded would be begun again.
     while client.get(&path).await.array().is_empty() {}

@@ -332,7 +332,7 @@ fn after_a_restart_of_the_machine_it_is_said_what_happened_and_where_files_are()
         Signal::KILL,
     );
     let tag = named.tag();
-    // The log has the output after the first attach.
+    // Waits until the command has written its file.
     wait_for("the file", DEADLINE, || {
         let sandboxes = fs::read_dir(named.directory().join("sandboxes")).unwrap();
         let mut files = sandboxes

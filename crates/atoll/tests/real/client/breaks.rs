@@ -136,7 +136,7 @@ async fn output_goes_on_when_the_server_was_killed_and_started_again() {
         heard.extend_from_slice(&part[..count]);
         heard.len() > 500
     });
-    // Asked to end, it says so to those that listen.
+    // At a graceful shutdown it notifies its listeners.
     server.end();
     server.kill_and_start();
     child.stdin.take().unwrap().write_all(b"the end\n").unwrap();

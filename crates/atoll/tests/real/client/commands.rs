@@ -253,7 +253,7 @@ async fn files(server: &Server, line: &impl Line) {
     });
     let event: Value = serde_json::from_str(&heard.join().unwrap()).unwrap();
     assert_eq!(event["path"], "b/c", "{event}");
-    // For people: a word and a path; that something may be missing is told beside it.
+    // Human-readable: the kind and the path; a notice about lost events goes to standard error.
     let mut people = atoll(line, &["files", "watch", "web", "a", "-r"]);
     let people = people.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut people = people.spawn().unwrap();
@@ -317,7 +317,7 @@ async fn ports(server: &Server, line: &impl Line) {
     let mut forward = forward.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(forward.stdout.take().unwrap()).lines();
     let place: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-    // A connection of somebody's breaks with the line below it; the port stays.
+    // A forwarded connection breaks with the connection to the server; the port stays open.
     let mut whole = 0;
     wait_for("whole answers", DEADLINE, || {
         let mut stream = TcpStream::connect(place["local"].as_str().unwrap()).unwrap();
@@ -346,7 +346,7 @@ async fn events(server: &Server, line: &impl Line) {
     for number in 0..20 {
         let verb = if number % 2 == 0 { "pause" } else { "resume" };
         said(line, &["sandbox", verb, "web"]);
-        // Somebody else's, which those of one do not hear.
+        // Another sandbox, whose events the watcher of one sandbox does not get.
         let other = client.sandbox(&serde_json::json!({})).await;
         client.delete(&format!("/sandboxes/{other}")).await;
         kinds.push(if number % 2 == 0 {
@@ -355,7 +355,7 @@ async fn events(server: &Server, line: &impl Line) {
             "sandbox.running"
         });
     }
-    // Every one, once, and in order. What is asked for again is a change, if it comes to that.
+    // Every event, once, and in order.
     let own: Vec<Value> = one_lines
         .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
         .filter(|event: &Value| event["type"] != "sandbox.changed")

@@ -171,7 +171,7 @@ async fn nothing_of_a_sandbox_is_written_through_a_link() {
         "{text}"
     );
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
-    // Special files are left out, and told.
+    // Special files are skipped, and reported.
     said(
         &server,
         &[

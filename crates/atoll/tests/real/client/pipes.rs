@@ -79,7 +79,7 @@ async fn what_cannot_be_written_is_no_success() {
         (&["files", "cat", "web", "/etc/passwd"], 6),
         (&["completions", "bash"], 6),
         (&["exec", "-d", "web", "true"], 125),
-        // Its end is that of a command whose output nobody takes.
+        // The exit code of a command that got SIGPIPE.
         (&["exec", "web", "yes"], 141),
         (&["run", "--", "yes"], 141),
     ] {
@@ -95,7 +95,7 @@ async fn what_cannot_be_written_is_no_success() {
     let output = local.output().unwrap();
     assert!(told(&output).contains("No space left"), "{}", told(&output));
     assert_eq!(output.status.code(), Some(141));
-    // Without a word when it is only that nobody reads.
+    // A closed pipe alone is no error message.
     for args in [&["sandbox", "ls"][..], &["completions", "bash"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);

@@ -101,7 +101,7 @@ impl Screen {
             ws_ypixel: 0,
         };
         tcsetwinsize(&self.master, size).unwrap();
-        // It is told only to those whose own terminal it is.
+        // The kernel sends it only to processes with this controlling terminal.
         self.send(Signal::WINCH);
     }
 

@@ -19,7 +19,7 @@ async fn a_shell_goes_on_when_the_server_was_killed_and_started_again() {
     assert!(screen.until("begun").contains("20 90"));
     for number in 0..2 {
         server.kill_and_start();
-        // Nothing is lost that was typed while nobody was there.
+        // Input that was typed during the interruption is not lost.
         screen.until("waiting for the server");
         screen.kind(&format!("echo $x a''gain {number}\n"));
         screen.until(&format!("kept again {number}"));

@@ -116,7 +116,7 @@ async fn top_shows_what_happens_says_what_is_old_and_ends_when_it_is_told() {
         .await;
     let page = screen.until("web");
     assert!(page.contains("sandboxes 1 (1 running)"), "{page}");
-    // Whatever is made between two looks is counted.
+    // Sandboxes created and deleted between two refreshes count in the rate.
     for _ in 0..3 {
         let id = client.sandbox(&json!({})).await;
         client.delete(&format!("/sandboxes/{id}")).await;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{atoll, said, with_web};
 use crate::world::DEADLINE;
 
-/// Says again what it is told, to each who comes.
+/// Echoes the input of each connection.
 const ECHO: &str = r#"
 import socketserver
 class Echo(socketserver.BaseRequestHandler):
@@ -74,7 +74,7 @@ async fn a_forward_that_has_no_room_rests_until_it_has() {
     });
     let spent = used(&forward) - at;
     assert!(spent < 50, "{spent} hundredths of a second");
-    // There is room again, for who waited too.
+    // Connections are free again, also for waiting clients.
     drop(held);
     echo(&mut waiting);
     forward.kill().unwrap();

@@ -152,7 +152,7 @@ async fn sandboxes_on_an_image_leave_the_hosts_reserve_alone() {
         .await,
     );
     let reserve = DiskSpace::for_path(disk.path()).unwrap().reserve.0;
-    // Somebody else takes all but the reserve and a little.
+    // Another file takes all space but the reserve and a little.
     let filler = leave(disk.path(), reserve + 100 * MIB);
     let top = data(disk.path()).join("runs").join(world.runtime.tag());
     let (most, used) = ceiling(top.join("storage"));

@@ -82,7 +82,7 @@ async fn one_that_cannot_stand_still_keeps_no_other_from_it() {
     let took = begin.elapsed();
     assert!(!pausing.is_finished() && waits(&group), "it was to be slow");
     drop(halted);
-    // The slow one is given up after ten seconds; nobody else waits for that.
+    // The server gives up on the slow sandbox after ten seconds; others do not wait for that.
     assert!(took < Duration::from_secs(9), "{took:?}");
     assert_eq!(pausing.await.unwrap().unwrap().state, SandboxState::Paused);
     world.runtime.resume(&slow).await.unwrap();

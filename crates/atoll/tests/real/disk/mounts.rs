@@ -1,4 +1,4 @@
-//! The image is mounted only while it is needed; after a kill of the server its successor unmounts it.
+//! The image is mounted only while it is needed; after a kill of the server its successor takes the mount over.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -52,7 +52,7 @@ fn examples_of_the_readme_are_those_of_the_quick_start() {
     assert!(compared > 3, "{compared}");
 }
 
-/// A line of a shell, as a user of the server has it who is where the examples are read.
+/// A shell line, run by a user of the server in the examples' directory.
 fn shell(server: &Server, place: &Path, line: &str) -> Command {
     let binaries = world::binary().parent().unwrap().display().to_string();
     let mut shell = Command::new("bash");

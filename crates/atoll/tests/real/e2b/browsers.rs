@@ -189,7 +189,7 @@ async fn a_request_that_contradicts_itself_is_told_how() {
         assert!(message.contains(words), "{message}");
         assert!(refused.headers.contains_key("x-request-id"));
     }
-    // One that could be somebody's, and is nobody's.
+    // A well-formed id without a sandbox.
     let unknown = [("e2b-sandbox-id", "i00000000000000000000")];
     let gone = client.send("GET", "/health", &unknown, "").await;
     assert_eq!(

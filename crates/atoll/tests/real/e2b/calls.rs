@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::api::{Answer, Client};
 use crate::world::DEADLINE;
 
-/// Somebody who has a sandbox's token.
+/// A client with a sandbox's token.
 pub(super) struct Agent {
     client: Client,
     pub(super) id: String,
@@ -63,7 +63,7 @@ impl Agent {
         self.client.send(method, path, &headers, body).await
     }
 
-    /// Asks for something whose bytes are read later.
+    /// Sends a GET request; the caller reads the body later.
     pub(super) async fn get(&self, path: &str) -> Response<Incoming> {
         let headers = self.headers(&[]);
         let response = self.client.open("GET", path, &headers, Bytes::new());

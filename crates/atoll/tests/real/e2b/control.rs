@@ -217,7 +217,7 @@ async fn a_connect_decides_by_what_is_when_it_is_its_turn() {
             200 => assert_eq!(info(&client, &id).await["state"], "paused", "round {round}"),
             _ => panic!("{connected:?}"),
         }
-        // Beside each other: one wakes it, nobody makes its life shorter.
+        // Concurrently: one request resumes it, and none shortens its lifetime.
         let _ = act(&client, &id, "pause", json!({})).await;
         let (short, long) = tokio::join!(
             act(&client, &id, "connect", json!({ "timeout": 50 })),
@@ -227,7 +227,7 @@ async fn a_connect_decides_by_what_is_when_it_is_its_turn() {
         both.sort_unstable();
         assert_eq!(both, [200, 201], "{short:?} {long:?}");
         assert!(left(&client, &id).await > 400, "round {round}");
-        // Beside a kill: it is told that it is too late, or was in time; nothing is left.
+        // Concurrently with a kill: it fails or succeeds, and nothing is left.
         let path = format!("/e2b/sandboxes/{id}");
         let (killed, connected) = tokio::join!(
             client.delete(&path),

@@ -198,7 +198,7 @@ async fn every_route_of_the_control_api_wants_a_key_of_the_sandboxs_org() {
             );
         }
     }
-    // Nobody of them did anything.
+    // None of the refused requests had an effect.
     let info = client.get(&format!("/sandboxes/{id}")).await.json();
     assert_eq!(info["state"], "running");
     assert_eq!(client.get("/sandboxes").await.array().len(), 1);

@@ -55,7 +55,7 @@ async fn a_file_is_sent_again_only_if_it_is_another_one() {
     let old = [("if-modified-since", "Sun, 06 Nov 1994 08:49:37 GMT")];
     assert_eq!(get(&old).await.status, 200);
 
-    // What is not there, or no file, is not what somebody has.
+    // A missing path or a directory never matches a conditional request.
     for (path, status) in [("/tmp", 400), ("/tmp/none", 404)] {
         let path = format!("/files?path={path}");
         let refused = agent.ask("GET", &path, &[("if-none-match", "*")], "");

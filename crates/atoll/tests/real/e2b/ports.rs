@@ -12,7 +12,7 @@ use crate::world::DEADLINE;
 pub(super) const PORT: u16 = 8000;
 pub(super) const DOMAIN: &str = "sandboxes.example.com";
 
-/// Says who asked for what, and sends each message of a WebSocket back.
+/// Returns the request's headers and path, and echoes each message of a WebSocket.
 const PROGRAM: &str = r#"
 import base64, hashlib, http.server, json, struct
 
@@ -251,7 +251,7 @@ async fn visitors_without_a_credential_leave_half_of_the_connections_to_others()
     let admitted = ask(&client, &id, PORT, &[("e2b-traffic-access-token", token)]).await;
     assert_eq!(admitted.status, 200, "{admitted:?}");
     assert_eq!(client.get("/sandboxes").await.status, 200);
-    // Those who visit stay, and one who goes makes room.
+    // Open connections stay, and a closed one frees its place.
     for visitor in &mut visitors {
         visitor.send(Message::text("hello")).await.unwrap();
         let back = visitor.next().await.unwrap().unwrap();

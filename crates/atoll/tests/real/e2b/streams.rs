@@ -72,7 +72,7 @@ async fn at_its_deadline_a_stream_fails_and_has_no_end_of_its_process() {
         (code.as_str(), message.as_str()),
         ("deadline_exceeded", "context deadline exceeded")
     );
-    // It ended all the same, and can be asked how for a while.
+    // The process ended all the same, and its exit status is available for a while.
     let process = json!({ "process": { "pid": pid } });
     let mut again = agent.open("process.Process/Connect", &process, &[]).await;
     assert_eq!(again.next().await.unwrap().1["event"]["start"]["pid"], pid);
@@ -241,7 +241,7 @@ async fn output_that_is_lost_is_no_output_that_never_was() {
     let server = Server::start().await;
     let client = server.client();
     let agent = Agent::make(&client).await;
-    // More than is kept; whoever reads nothing holds it back for a while only.
+    // More than the retained output; a client that does not read blocks the command for a limited time only.
     let line = "head -c 150000000 /dev/zero; touch /tmp/written; exec sleep 600";
     let (mut stream, _) = agent.start(line, &[]).await;
     let written = async {
@@ -287,7 +287,7 @@ async fn too_many_requests_are_refused_in_the_form_of_what_was_called() {
         }
     }
     assert_eq!(limited.last().unwrap(), "resource_exhausted");
-    // The same for who asks by a key.
+    // The same for requests with an API key.
     let mut refused = None;
     for _ in 0..1000 {
         let answer = client.get("/e2b/v2/sandboxes").await;
@@ -305,7 +305,7 @@ async fn too_many_requests_are_refused_in_the_form_of_what_was_called() {
     // A key that is no good is no good, however often it comes.
     let nobody = client.with_key(Some("e2b_00"));
     assert_eq!(nobody.get("/e2b/v2/sandboxes").await.status, 401);
-    // Whoever clears up must not be refused.
+    // The cleanup must not be refused.
     server.kill_and_start_with(&[]);
     server.close().await;
 }

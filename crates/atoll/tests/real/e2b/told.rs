@@ -57,7 +57,7 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
         assert_eq!(told(&["--admin"], &here, &home), exports(&url, &key));
         let words = ["--admin", "--data-dir", data];
         assert_eq!(told(&words, &[], &home), exports(&url, &key));
-        // The next one is at another port, and nobody has told where.
+        // The next server has another port, which the command does not know.
         server.kill_and_start();
     }
 
@@ -68,7 +68,7 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
     );
     let surroundings = [here[0], ("ATOLL_URL", elsewhere), ("ATOLL_API_KEY", &mine)];
     assert_eq!(told(&[], &surroundings, &home), exports(elsewhere, &theirs));
-    // Who names a server of this machine means no other.
+    // An explicit server of this machine takes precedence.
     let url = format!("http://{}", server.address());
     let words = ["--admin", "--data-dir", data];
     assert_eq!(told(&words, &surroundings, &home), exports(&url, &key));
@@ -79,7 +79,7 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
     let words = ["--profile", "work"];
     assert_eq!(told(&words, &here, &home), exports(elsewhere, &theirs));
     server.end();
-    // Nobody is there: where one would be.
+    // No server runs: prints the default address.
     assert_eq!(
         told(&["--admin"], &here, &home),
         exports("http://127.0.0.1:8080", &key)

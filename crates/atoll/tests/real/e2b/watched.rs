@@ -1,4 +1,4 @@
-//! Requests for sandboxes appear in traces, logs and metrics and are rate-limited, as requests for the server are.
+//! Requests for sandboxes have request ids, are logged, counted and rate-limited, as requests for the server are.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -98,7 +98,7 @@ async fn a_sandbox_is_sent_so_many_requests_a_second_by_who_has_its_token() {
     let refused = refused.unwrap();
     assert_eq!(refused.json()["code"], 429);
     assert_eq!(refused.headers["retry-after"], "1");
-    // Those of nobody do not count, and take nothing from who may.
+    // Unauthenticated requests do not count against the limit of authorized callers.
     let nobody = [("e2b-sandbox-id", id.as_str())];
     let answer = client.send("GET", "/envs", &nobody, Bytes::new()).await;
     assert_eq!(answer.status, 401);

@@ -256,7 +256,7 @@ async fn a_command_starts_although_everything_inside_was_killed_or_stopped() {
     let id = world.sandbox(Kind::Base).await;
     for signal in ["KILL", "STOP", "TERM", "KILL"] {
         for _ in 0..5 {
-            // It fails if there was nobody to kill yet.
+            // It fails if there was no process to kill yet.
             let line = format!("kill -{signal} -1");
             world.exec(&id, ExecSpec::shell(line).user("root")).await;
             assert_eq!(

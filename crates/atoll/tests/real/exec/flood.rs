@@ -18,7 +18,7 @@ const WINDOW: u64 = 64 * MIB;
 const SLACK: u64 = 4 * MIB;
 /// More than the window several times over.
 const FLOOD: u64 = 320 * MIB;
-/// What the server may take for it: a few chunks of a reader, whatever is written.
+/// Memory limit of the server: a few chunks per reader, independent of the amount written.
 const MEMORY: u64 = 48 * MIB;
 
 async fn flood(world: &World, id: &SandboxId, bytes: u64) -> ExecHandle {
@@ -110,12 +110,12 @@ async fn a_flood_that_nobody_reads_is_kept_to_its_window() {
         start > 0 && (WINDOW..=WINDOW + SLACK).contains(&(end - start)),
         "{start} {end}"
     );
-    // Who comes late is told what is missing, and gets the rest.
+    // A late reader gets a gap, and then the rest.
     let mut reader = control.output(0);
     let gap = reader.next().await.unwrap().unwrap();
     assert_eq!(gap, OutputChunk::Gap { from: 0, to: start });
     assert_eq!(rest(&mut reader, start).await, end - start);
-    // Who comes from where it is whole is not.
+    // A reader that starts at retained output gets no gap.
     let mut reader = control.output(end - 17);
     assert_eq!(rest(&mut reader, end - 17).await, 17);
     assert!(memory() < before + MEMORY);

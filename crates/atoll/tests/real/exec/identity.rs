@@ -172,7 +172,7 @@ async fn a_command_in_a_deleted_sandbox_is_refused() {
     world.close().await;
 }
 
-/// Who a user is was looked up for the last command; a change must show in the next.
+/// User lookups are not cached between commands: a change takes effect for the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_of_users_and_groups_shows_in_the_next_command() {
     let world = World::open().await;

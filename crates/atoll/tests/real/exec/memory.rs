@@ -20,7 +20,7 @@ async fn only_the_command_that_took_too_much_is_told_to_have_run_out_of_memory()
     assert!(eaten.status.oom_killed, "{eaten:?}");
     killed.kill().unwrap();
     signalled.signal(9).await.unwrap();
-    // Somebody inside ends the third.
+    // A process inside kills the third.
     let line = format!("kill -9 {}", inside.handle.info().pid);
     let kill = ExecSpec::shell(line).user("root").deadline(DEADLINE);
     assert!(world.exec(&id, kill).await.status.success());
@@ -28,7 +28,7 @@ async fn only_the_command_that_took_too_much_is_told_to_have_run_out_of_memory()
         let status = exec.wait().await;
         assert_eq!((status.signal, status.oom_killed), (Some(9), false));
     }
-    // And the next that does is told again.
+    // The next OOM kill is reported too.
     let eat = probe_spec(&["c02-memory", "anon", "536870912"]).variable("HOLD", "1");
     assert!(world.exec(&id, eat).await.status.oom_killed);
     world.close().await;

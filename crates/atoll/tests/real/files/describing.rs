@@ -133,7 +133,7 @@ async fn trees_are_described_depth_first_and_in_order() {
             .map(Into::into)
             .into();
         assert_eq!(below(&files, "/t", 1, 100).await, (top, false));
-        // Its path is what was asked for, though it is a link.
+        // Its path is the requested one, although that is a link.
         assert_eq!(below(&files, "/t/link", 1, 9).await.0, ["/t/link/x"]);
         let asked = (&b"/t/a.txt"[..], 1, 9);
         let refused = world

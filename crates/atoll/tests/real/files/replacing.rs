@@ -115,7 +115,7 @@ async fn a_write_that_was_given_up_leaves_nothing() {
         let waited = tokio::time::timeout(DEADLINE, gone).await;
         assert!(waited.is_ok(), "left: {:?}", files.names("/place").await);
         assert_eq!(files.text("/place/kept").await, "old");
-        // Nobody waits in the sandbox either.
+        // No helper process remains in the sandbox.
         atoll_testkit::wait_for("the helpers to end", DEADLINE, || {
             world.runtime.usage(id).unwrap().pids == 1
         });

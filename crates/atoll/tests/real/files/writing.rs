@@ -156,7 +156,7 @@ async fn new_files_belong_to_the_user_whoever_has_the_rights() {
                 "{path}"
             );
         }
-        // What replaces a file is whose that was.
+        // A replacement keeps the owner of the replaced file.
         files.write("/roots", "x").await;
         let entry = files
             .try_write(&owner(), "/roots", "y", REPLACE)

@@ -1,8 +1,8 @@
 //! A server is killed at 200 points of opening, create, claim, exec, pause, resume, stop, start and delete (G01,
 //! G09): what it had confirmed holds afterwards, with the same processes, and nothing else is left.
 //!
-//! The server kills itself, so that the point is in the middle of what is meant: a moment after one of its own steps
-//! began. Others are under way at the same time.
+//! The server kills itself a moment after it began the chosen step, so that the kill hits that step. Other
+//! operations run at the same time.
 
 mod told;
 
@@ -72,7 +72,7 @@ pub(super) async fn serve(data: &Path) {
     book.tell("try server open");
     fate.begins("open");
     let runtime = LocalRuntime::open(prepared(data)).await.unwrap();
-    // What the last one told must hold; from here on it is our word.
+    // Everything the last server confirmed must hold; from here on the log records what this process confirms.
     let told = book.read();
     told.check(&runtime);
     let all = runtime.list();
@@ -194,7 +194,7 @@ fn names(directory: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Of what was not told to anybody there is nothing: no process, no control group, no file, no mount.
+/// Unconfirmed operations leave nothing: no process, no cgroup, no file, no mount.
 fn nothing_else(place: &Place, runtime: &LocalRuntime) {
     let data = place.data();
     let known: BTreeSet<String> = runtime.list().iter().map(|it| it.id.to_string()).collect();

@@ -72,7 +72,7 @@ async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
     let bad = runtime.create(other).await.unwrap().id;
     let pid = runtime.host_pid(&bad).unwrap();
     runtime.close().await.unwrap();
-    // Somebody took away what it stands on.
+    // Its template was removed from outside.
     fs::rename(place.data().join("templates/two"), place.file("taken")).unwrap();
     for _ in 0..2 {
         let runtime = place.open().await;
@@ -167,7 +167,7 @@ async fn what_nobody_knows_is_kept_for_a_week() {
             said.contains("lost sandboxes") && said.contains("2 set aside"),
             "{said}"
         );
-        // The next start tells nobody of them again.
+        // The next start does not report them again.
         let runtime = open().await;
         assert_eq!(runtime.list(), []);
         assert_eq!(all().len(), 2, "nothing is removed before it is asked for");

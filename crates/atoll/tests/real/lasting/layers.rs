@@ -29,7 +29,7 @@ fn store(place: &Place) -> TemplateStore {
     TemplateStore::open(place.data().join("templates")).unwrap()
 }
 
-/// What a program reads that nobody read before, so that it comes from the layer itself.
+/// Reads a file that is not in the page cache, so that the data comes from the layer itself.
 async fn which(runtime: &LocalRuntime, id: &SandboxId) -> String {
     let exec = runtime.exec(id, probe_spec(&["read", "/which"])).await;
     let done = exec.unwrap().finish(b"", 100).await.unwrap();
@@ -115,7 +115,7 @@ async fn a_stopped_sandbox_starts_on_the_layer_it_was_made_from() {
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
     runtime.stop(&id).await.unwrap();
-    // Nobody serves it either: only its record speaks for it.
+    // Nor does a server run it: only its record exists.
     runtime.close().await.unwrap();
     let (removed, said) = atoll(&place, &["template", "rm", TEMPLATE]);
     assert!(!removed && said.contains(id.as_str()), "{said}");

@@ -25,7 +25,7 @@ pub(super) async fn serve(data: &Path) {
     std::future::pending::<()>().await;
 }
 
-/// Those that nobody has, by what their records say.
+/// The warm sandboxes, by their records.
 fn pooled(data: &Path) -> BTreeSet<SandboxId> {
     let entries = std::fs::read_dir(data.join("sandboxes")).unwrap().flatten();
     let one = |entry: std::fs::DirEntry| {
@@ -37,7 +37,7 @@ fn pooled(data: &Path) -> BTreeSet<SandboxId> {
     entries.filter_map(one).collect()
 }
 
-/// Each of these processes by the sandbox whose control group it is in.
+/// Maps each sandbox to its process, by cgroup.
 fn homes(all: &BTreeSet<i32>) -> BTreeMap<SandboxId, i32> {
     let one = |pid: &i32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -58,7 +58,7 @@ async fn filled(place: &Place) -> (Child, i32) {
     (server, keeper)
 }
 
-/// As whom a process acts; nothing if it has ended.
+/// Effective user id of a process; `None` if it has ended.
 fn acts_as(pid: i32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;

@@ -81,7 +81,7 @@ pub fn forget_boot(data: &Path) {
     }
 }
 
-/// Removes a control group with all below it, if nobody is there any more.
+/// Removes a cgroup and its descendants, if they have no processes.
 fn empty(group: &Path) -> bool {
     let below = std::fs::read_dir(group).into_iter().flatten().flatten();
     for entry in below {
@@ -169,7 +169,7 @@ async fn a_restart_with(storage: &str) {
         let info = runtime.get(id).unwrap();
         assert_eq!((info.state, info.reason), (SandboxState::Stopped, reason));
     }
-    // What was said is there; of the other command nobody saw the end.
+    // Recorded results are available; the end of the other command is unknown.
     let find = |exec| runtime.find_exec(&made.ids[0], exec).unwrap();
     let said = find(&made.said)
         .into_streams()

@@ -3,8 +3,8 @@
 //!
 //! Two builds that replace each other are in `api::upgrades`. Here is how a server decides.
 //!
-//! What a keeper says first is what it speaks. Here somebody stands between the two who passes everything on and says
-//! other numbers: so the sandboxes, and all descriptors, are real.
+//! A keeper sends its protocol versions first. A proxy between server and keeper forwards everything and changes
+//! only these numbers: so the sandboxes, and all descriptors, are real.
 
 use std::fs::File;
 use std::io;
@@ -43,7 +43,7 @@ impl Between {
         let pass = move || {
             while ready(&stopped, &[listener.as_fd()]) {
                 let server = rustix::net::accept(&listener).unwrap();
-                // One that has gone has nobody who answers.
+                // A keeper that has exited does not accept connections.
                 if let Some(behind) = jail::connect(directory.as_fd(), BEHIND).unwrap() {
                     pass_on(&stopped, &Channel::new(server), &behind, spoken).unwrap();
                 }
@@ -255,7 +255,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_go_on_beside_new_ones() {
             runtime.close().await.unwrap();
         }
         drop(between);
-        // Who speaks with both goes on with all of them.
+        // A server that supports both versions takes over all sandboxes.
         let runtime = place.open().await;
         let new = new.unwrap();
         echoes(&runtime, &new).await;
@@ -267,7 +267,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_go_on_beside_new_ones() {
             echoes(&runtime, id).await;
         }
         runtime.close().await.unwrap();
-        // The keeper beside it has nobody left: the old one is the only one again.
+        // The second keeper has no sandboxes left: the old one is the only one again.
         place.open().await.close().await.unwrap();
     }
     let runtime = place.open().await;
@@ -308,7 +308,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_can_be_stopped_and_deleted() 
     place.close(runtime).await;
 }
 
-/// How one ended is told to the server that goes on, not to one that could not.
+/// The end of a sandbox is reported to the server that takes it over, not to an incompatible one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_ended_meanwhile_is_known_without_its_keeper() {
     let place = Place::new();

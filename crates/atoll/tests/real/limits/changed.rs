@@ -121,7 +121,7 @@ async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
     };
     let least = world.runtime.create(least).await.unwrap();
     said(&world.exec(&least.id, ExecSpec::argv(["true"])).await);
-    // Kept, and not only told.
+    // Stored, and not only returned.
     let small = world.runtime.list().pop().unwrap().id;
     let crowd = "for i in $(seq 40); do sleep 300 & done";
     let done = world.exec(&small, ExecSpec::shell(crowd)).await;
@@ -192,7 +192,7 @@ async fn a_running_sandbox_grows_and_shrinks() {
             assert_eq!(info.limits, limits);
             check(&world.runtime, &id, limits).await;
         }
-        // Nobody inside writes what all are told.
+        // No process inside can write to these files.
         for path in ["/proc/meminfo", "/sys/fs/cgroup/memory.max"] {
             let done = world.probe(&id, "root", &["write", path, "0"]).await;
             let complaint = String::from_utf8_lossy(&done.stderr).into_owned();

@@ -14,7 +14,8 @@ async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
         .sandbox_spec(Kind::Base, limited(1000, 64 << 20))
         .await;
     let neighbour = world.sandbox(Kind::Static).await;
-    // Half of its memory is nobody's, so that no program has more than PID 1 counts for.
+    // Half of the memory is in tmpfs and belongs to no process, so that no program has a higher OOM score than PID
+    // 1.
     let eat = "head -c 33554432 /dev/zero > /dev/shm/f; echo ready; read -r go; exec /probe c02-memory anon 536870912";
     let eater = ExecSpec::shell(eat).piped_stdin();
     let mut eater = world.runtime.exec(&id, eater).await.unwrap();

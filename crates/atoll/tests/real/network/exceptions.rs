@@ -10,7 +10,7 @@ use crate::world::{KINDS, Kind, World};
 /// One service on one port, and a network that has an address of the host.
 const OPEN: [&str; 3] = ["10.0.0.1:80", "192.168.0.0/16", "203.0.113.0/24"];
 
-/// A runtime whose operator opened [`OPEN`].
+/// A runtime with [`OPEN`] as the operator's open addresses.
 async fn world() -> World {
     World::open_as(|config| {
         config.network = Scene::network();

@@ -80,7 +80,7 @@ fn a_claim_that_fails_takes_the_sandbox_away() {
         let place = Scratch::new();
         let data = place.join("data");
         private(&data);
-        // Whoever is asked for names cannot be written down there.
+        // The name servers cannot be written: `/etc/resolv.conf` is a directory.
         static_layer(&place.join("tree"));
         std::fs::create_dir_all(place.join("tree/etc/resolv.conf/full")).unwrap();
         let store = TemplateStore::open(data.join("templates")).unwrap();

@@ -17,7 +17,7 @@ const PIDS: u32 = 64;
 const USERS: [&str; 2] = ["root", "user"];
 /// What is taken, by what it is refused in the end, and how many there are at most.
 const KINDS: [(&str, &str, usize); 3] = [
-    // `fs.inotify.max_user_instances`, where nobody has changed it.
+    // Default of `fs.inotify.max_user_instances`.
     ("inotify", "EMFILE", 128),
     ("terminals", "ENOSPC", 256),
     ("processes", "EAGAIN", PIDS as usize),
@@ -56,7 +56,7 @@ async fn everything(world: &World, id: &SandboxId, user: &str) -> Vec<StartedExe
     held
 }
 
-/// A neighbour gets one of each, whoever asks.
+/// A neighbour can still allocate one of each resource, as any user.
 async fn neighbour_works(world: &World, id: &SandboxId) {
     for user in USERS {
         for (kind, ..) in KINDS {

@@ -30,7 +30,7 @@ pub const PRIVATE: [&str; 6] = [
     "172.16.0.1",
     "192.168.0.1",
 ];
-/// Addresses of the internet in its other half: that of metadata in some clouds, and one that anybody may reach.
+/// IPv6 addresses of the internet: the metadata service of some clouds, and a public address.
 pub const PRIVATE_SIX: [&str; 1] = ["fd00:ec2::254"];
 pub const PUBLIC_SIX: [&str; 1] = ["2001:db8::1"];
 /// The port of the server that is on all of them, for connections and for datagrams.
@@ -182,7 +182,7 @@ pub fn address_of(link: &str) -> Ipv4Addr {
     Ipv4Addr::from_bits(atoll_model::SANDBOX_RANGE.first().to_bits() + number)
 }
 
-/// Greets whoever connects, in the network namespace of this thread.
+/// Sends a greeting to each connection, in the network namespace of this thread.
 fn serve() {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, WEB)).unwrap();
     std::thread::spawn(move || {

@@ -327,7 +327,7 @@ fn arp_is_neither_answered_nor_learned_from() {
             asks.clone(),
             request(sender.address, neighbour.address),
             request(neighbour.address, host),
-            // As answers that were not asked for.
+            // As unsolicited replies.
             sender.frame(ARP, &arp(2, own, neighbour.address, host)),
             sender.frame(ARP, &arp(2, own, host, host)),
         ];

@@ -8,7 +8,7 @@ use atoll_testkit::{Scratch, run_within};
 
 use crate::world::{World, binary, data};
 
-/// Within these each of them is done: a test that hangs says where, before somebody else ends it.
+/// Time limit of each test: shorter than the runner's, so that a hanging test reports where.
 const DEADLINE: Duration = Duration::from_secs(280);
 
 /// Where `deploy/setup test` put packages of Python.

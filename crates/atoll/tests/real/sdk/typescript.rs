@@ -220,7 +220,7 @@ async fn a_page_of_a_listed_origin_uses_it() {
     let at = serde_json::json!({ "url": format!("http://{}", server.address()), "apiKey": key });
     let check = format!("import('/tests/browser.js').then(it => it.check({at}))");
     assert_eq!(browser.run(&tab, &check).await, "all of it");
-    // Another page is told why not.
+    // A page of another origin gets the reason for the refusal.
     let tab = browser
         .open(&format!("http://stranger.example:{port}"))
         .await;

@@ -85,7 +85,7 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        // Whoever looks at it last lets it go.
+        // Lazy: the mount ends with its last user.
         let _ = Command::new("umount").arg("-l").arg(&self.at).status();
     }
 }
@@ -103,7 +103,7 @@ fn watched(world: &World, id: &SandboxId) -> usize {
     below.split_whitespace().map(lines).sum()
 }
 
-/// Sets how much the kernel lets anybody of a sandbox watch, which is more than a test wants to wait for.
+/// Lowers the kernel's limit of inotify watches in a sandbox, as the default is too high for a short test.
 fn limit(world: &World, id: &SandboxId, watches: usize) {
     let pid = world.runtime.host_pid(id).unwrap();
     let line = format!("echo {watches} > /proc/sys/user/max_inotify_watches");
@@ -179,7 +179,7 @@ async fn heavy_a_tree_of_a_million_entries_is_watched_within_limits() {
     }
     drop((second, other, few));
 
-    // More than the kernel keeps while nobody reads: it is said, and everything is watched again.
+    // An overflow of the kernel's event queue: it is reported, and all directories are watched again.
     world.runtime.pause(&id).await.unwrap();
     let queue = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
     let busy = tree.copy(3).join("5/15");

@@ -86,7 +86,7 @@ async fn storms_of_renames_are_told_or_said_to_be_missing() {
         if !mirror.overflow {
             assert_eq!(mirror.differs(&real_now), [""; 0], "seed {seed}");
         }
-        // Whatever was told, everything is watched now.
+        // Independent of the reported events, everything is watched now.
         let mut mirror = Mirror {
             paths: real_now,
             overflow: false,
@@ -153,7 +153,7 @@ async fn more_than_can_be_kept_is_an_overflow_and_the_watch_goes_on() {
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w").await;
     let mut told = watch(&world, &id, "/w", WatchOptions::recursive()).await;
-    // Nobody reads meanwhile.
+    // No client reads meanwhile.
     let much = "
 import os
 for n in range(60000): os.close(os.open(f'/w/{n}', os.O_CREAT)); os.rename(f'/w/{n}', '/w/same')

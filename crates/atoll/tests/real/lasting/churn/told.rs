@@ -9,7 +9,7 @@ use std::sync::Arc;
 use atoll_model::{ExecId, SandboxId, SandboxState};
 use atoll_worker::LocalRuntime;
 
-/// Where it is written.
+/// Path of the log.
 #[derive(Clone)]
 pub(super) struct Book {
     path: PathBuf,
@@ -50,7 +50,7 @@ impl Book {
     }
 }
 
-/// A sandbox, or whoever is about to have one.
+/// A sandbox, or a create in progress.
 #[derive(Debug, Default)]
 struct Known {
     /// How it is, with its PID 1.
@@ -61,7 +61,7 @@ struct Known {
     execs: Vec<(ExecId, i32)>,
 }
 
-/// Everything that was told.
+/// The complete log.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     all: BTreeMap<String, Known>,
