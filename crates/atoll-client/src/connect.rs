@@ -1,4 +1,4 @@
-//! A connection to a server: over the network, encrypted where the address says so, or to a socket.
+//! Connections to a server: TCP, TLS for `https` URLs, or a Unix socket.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use tokio_rustls::TlsConnector;
 
 use crate::target::{Place, Target};
 
-/// What to do when nobody is there.
+/// Remedy for a server that cannot be reached.
 pub(crate) const UNREACHABLE_REMEDY: &str =
     "is it running? `atoll serve` starts one; ATOLL_URL or `atoll login` say where it is";
 
-/// Where distributions keep the certificates that their users trust.
+/// Paths of the CA bundles of distributions.
 const SYSTEM: [&str; 3] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/cert.pem",
 ];
 
-/// Bytes both ways.
+/// Bidirectional byte stream.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
@@ -80,7 +80,7 @@ pub(crate) async fn connect(target: &Target, authorities: Option<&Path>) -> Resu
     Ok(Box::new(stream))
 }
 
-/// Trusts whom the certificates of a file vouch for, or the system's.
+/// TLS configuration that trusts the certificate authorities of a file, or those of the system.
 fn tls_config(authorities: Option<&Path>) -> Result<ClientConfig, Error> {
     let system = SYSTEM.map(Path::new).into_iter().find(|path| path.exists());
     let Some(file) = authorities.or(system) else {
@@ -99,7 +99,7 @@ fn tls_config(authorities: Option<&Path>) -> Result<ClientConfig, Error> {
     };
     let mut roots = RootCertStore::empty();
     let all = CertificateDer::pem_file_iter(file).map_err(|error| wrong(error.to_string()))?;
-    // One that is odd need not be the one that is needed.
+    // Certificates that cannot be parsed are skipped; the others may be sufficient.
     roots.add_parsable_certificates(all.flatten());
     if roots.is_empty() {
         return Err(wrong("there is none".into()));

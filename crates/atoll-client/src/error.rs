@@ -1,4 +1,4 @@
-//! How a request fails, and whether it is worth saying again.
+//! Errors of requests, and the policy by which failed requests are retried.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use tokio::time::{Instant, sleep};
 
 use crate::{Client, Remedies};
 
-/// How long a server may be away before it is given up, unless the client says otherwise.
+/// Default of the time for which an unreachable server is retried.
 pub(crate) const AWAY: Duration = Duration::from_mins(1);
-/// The first pause, and the longest.
+/// Delay before the first retry, and the upper bound of delays.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// By what name a refusal's details have the id of its request.
+/// Key of the request id in an error's details.
 pub const REQUEST_ID_DETAIL: &str = "requestID";
 
-/// Why there is no answer, or not the one that was wanted.
+/// Why a request has no successful response.
 #[derive(Debug)]
 pub enum RequestError {
-    /// Nobody was reached: nothing was asked.
+    /// No connection could be made: the request was not sent.
     Unreachable(Error),
-    /// The line broke: it may have been heard or not.
+    /// The connection broke: the server may have processed the request.
     ConnectionLost(Error),
-    /// Nothing is said for too long: it may have been heard or not.
+    /// No data arrived in time: the server may have processed the request.
     Timeout(Error),
-    /// The server says no.
+    /// The server responded with an error.
     Rejected(Error),
 }
 
@@ -42,7 +42,7 @@ impl From<RequestError> for Error {
     }
 }
 
-/// What a server says when it says no.
+/// Error response of a server.
 #[derive(Debug, Deserialize)]
 struct ErrorBody {
     error: String,
@@ -54,12 +54,12 @@ struct ErrorBody {
     request_id: Option<String>,
 }
 
-/// `None` for a code of another version of the server.
+/// `None` for a code that this version of the client does not know.
 fn known_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Code>, D::Error> {
     Ok(Code::deserialize(Value::deserialize(deserializer)?).ok())
 }
 
-/// A refusal, from its status and its body.
+/// Parses an error response.
 pub(crate) fn refused(status: u16, body: &[u8]) -> RequestError {
     let code = match status {
         401 => Code::InvalidApiKey,
@@ -74,7 +74,7 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> RequestError {
     let Ok(refusal) = serde_json::from_slice::<ErrorBody>(body) else {
         let message = format!("the answer is {status}, and not one of an Atoll server");
         let error = Error::new(code, message);
-        // Somebody in between, whose server is away.
+        // Sent by a proxy that cannot reach the server.
         if (502..=504).contains(&status) {
             return RequestError::ConnectionLost(error.remedy(crate::connect::UNREACHABLE_REMEDY));
         }
@@ -94,14 +94,14 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> RequestError {
 
 const CHECK: &str = "check the URL: /health below it says \"ok\"";
 
-/// Replaces the server's remedy, if the program has its own.
+/// Replaces the server's remedy if the program has its own.
 pub(crate) fn reword(error: &mut Error, remedies: Remedies) {
     if let Some(remedy) = remedies(error) {
         error.remedy = Some(remedy);
     }
 }
 
-/// How often something is said again.
+/// Decides whether and when a request is retried.
 #[derive(Debug)]
 pub struct RetryPolicy {
     repeatable: bool,
@@ -111,7 +111,7 @@ pub struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// For what can be said again although it may have been heard, or cannot.
+    /// Creates a policy for a request that is idempotent, or not.
     pub fn new(repeatable: bool) -> Self {
         Self {
             repeatable,
@@ -121,30 +121,30 @@ impl RetryPolicy {
         }
     }
 
-    /// Something worked: the next trouble is another one.
+    /// Resets the policy after a success.
     pub fn reset(&mut self) {
         (self.heard, self.since, self.pause) = (false, None, PAUSES.0);
     }
 
-    /// It was said before.
+    /// Whether the request was sent before.
     pub fn is_retry(&self) -> bool {
         self.since.is_some()
     }
 
-    /// It was said before, and may have been done.
+    /// Whether an earlier attempt may have succeeded.
     pub fn may_have_succeeded(&self) -> bool {
         self.heard
     }
 
-    /// Waits a moment before the next try, or gives up.
+    /// Waits before the next attempt, or returns the error if there is no further attempt.
     pub async fn after(&mut self, client: &Client, failure: RequestError) -> Result<(), Error> {
         let worth = match &failure {
-            // A server that was never there is not waited for.
+            // A server that never accepted a connection is not retried.
             RequestError::Unreachable(_) => client.has_connected(),
             RequestError::ConnectionLost(_) => self.repeatable,
-            // Whoever never said a word will not now.
+            // A server that has never responded is not retried after a timeout.
             RequestError::Timeout(_) => self.repeatable && client.has_connected(),
-            // Nothing was done.
+            // The request was not processed.
             RequestError::Rejected(error) => error.code == Code::RateLimited,
         };
         self.heard |= matches!(

@@ -1,5 +1,5 @@
-//! One command in a sandbox: started once however often it is asked for, its output told from the first byte to the last, its
-//! input taken once.
+//! Commands in a sandbox. Retries neither start a command twice, nor lose or repeat its output or
+//! input.
 
 use std::time::Duration;
 
@@ -13,58 +13,58 @@ use crate::error::{RequestError, RetryPolicy};
 use crate::socket::{Frame, Socket};
 use crate::{Client, Request, path, query};
 
-/// How much input is sent at a time.
+/// Maximum number of input bytes per request.
 const PART: usize = 256 << 10;
-/// How often a command that takes no input now is asked again: at first, and at last.
+/// First and longest delay before input is sent again to a command that does not accept it now.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
-/// What does no harm twice: the end, and that nobody reads, which every further write says too.
+/// Signals that may be sent twice: SIGKILL, and SIGPIPE, which every further write raises too.
 const IDEMPOTENT_SIGNALS: [i32; 2] = [9, 13];
 
-/// A command that runs, or ran.
+/// A command, running or finished.
 #[derive(Debug)]
 pub struct Exec<'a> {
     client: &'a Client,
     path: String,
-    /// Its id.
+    /// Id of the command.
     pub id: String,
     position: u64,
     socket: Option<Socket>,
     patience: RetryPolicy,
 }
 
-/// How a command ended.
+/// Result of a command.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Exit {
-    /// Its code.
+    /// Exit code.
     pub exit_code: i32,
-    /// The signal that ended it, if one did.
+    /// Signal that killed the command, if any.
     #[serde(default)]
     pub signal: Option<i32>,
-    /// It ran out of memory.
+    /// Whether the command was killed because the sandbox ran out of memory.
     #[serde(default)]
     pub oom_killed: bool,
-    /// Its deadline came first.
+    /// Whether the command was killed at its deadline.
     #[serde(default)]
     pub timed_out: bool,
 }
 
-/// What a command says.
+/// Event of a command's output stream.
 #[derive(Debug)]
 pub enum ExecEvent {
-    /// On its standard output.
+    /// Bytes of standard output.
     Stdout(Bytes),
-    /// On its standard error.
+    /// Bytes of standard error.
     Stderr(Bytes),
-    /// So many bytes are kept no more.
+    /// Number of bytes that are no longer stored.
     Gap(u64),
-    /// It has ended.
+    /// The command has ended.
     Exit(Exit),
 }
 
 impl<'a> Exec<'a> {
-    /// Starts a command, once: the key tells a request that is said again.
+    /// Starts a command. Retries use the same idempotency key, so that it is started once.
     pub async fn start(client: &'a Client, sandbox: &str, asked: &Value) -> Result<Self, Error> {
         let commands = path(&["sandboxes", sandbox, "commands"]);
         let key = RequestId::random();
@@ -77,7 +77,7 @@ impl<'a> Exec<'a> {
         )
     }
 
-    /// One that was started before.
+    /// Refers to a command that exists.
     pub fn find(client: &'a Client, sandbox: &str, id: &str) -> Result<Self, Error> {
         if id.is_empty() {
             return Err(Error::new(Code::ExecNotFound, "a command has an id"));
@@ -92,7 +92,7 @@ impl<'a> Exec<'a> {
         })
     }
 
-    /// What it says next, from its first byte on, whatever happens to the line.
+    /// Next event, beginning with the first byte of output; reconnects if the connection breaks.
     pub async fn next(&mut self) -> Result<ExecEvent, Error> {
         loop {
             let Some(socket) = &mut self.socket else {
@@ -119,7 +119,7 @@ impl<'a> Exec<'a> {
                     return Ok(ExecEvent::Gap(missing));
                 }
                 Ok(Frame::Over) => return ended(self.client, &self.path).await,
-                // The command knows more than the code of a close.
+                // The result of the command says more than the close code.
                 Err(RequestError::Rejected(error)) => {
                     self.client.call(&Request::get(&self.path)).await?;
                     return Err(error);
@@ -150,7 +150,7 @@ impl<'a> Exec<'a> {
         })
     }
 
-    /// Where signals and input go to.
+    /// Handle for signals and input.
     pub fn remote(&self) -> ExecInput<'a> {
         ExecInput {
             client: self.client,
@@ -160,7 +160,7 @@ impl<'a> Exec<'a> {
     }
 }
 
-/// How a command ended, asked for.
+/// Requests the result of a command.
 async fn ended(client: &Client, path: &str) -> Result<ExecEvent, Error> {
     let about = client.call(&Request::get(path)).await?;
     if about["exitCode"].is_null() {
@@ -173,7 +173,7 @@ async fn ended(client: &Client, path: &str) -> Result<ExecEvent, Error> {
     Ok(ExecEvent::Exit(exit))
 }
 
-/// The other way: to a command.
+/// Input side of a command.
 #[derive(Debug)]
 pub struct ExecInput<'a> {
     client: &'a Client,
@@ -182,8 +182,8 @@ pub struct ExecInput<'a> {
 }
 
 impl ExecInput<'_> {
-    /// Sends a signal; 9 ends everything that the command started. Others may mean more when they come twice: one whose
-    /// answer got lost is not sent again.
+    /// Sends a signal; 9 kills all processes that the command started. Other signals are not
+    /// idempotent, so they are not sent again if the response was lost.
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
         let path = format!("{}/signal", self.path);
         let mut request = Request::post(path, &json!({ "signal": signal }));
@@ -193,7 +193,7 @@ impl ExecInput<'_> {
         self.client.ask(&request).await.map(|_| ())
     }
 
-    /// Gives it input, all of it; false if it wants no more.
+    /// Writes all of the input; returns false if the command accepts no more.
     pub async fn write(&mut self, bytes: &Bytes) -> Result<bool, Error> {
         let end = self.taken + bytes.len() as u64;
         let begin = self.taken;
@@ -219,7 +219,7 @@ impl ExecInput<'_> {
         Ok(true)
     }
 
-    /// There is no more input.
+    /// Closes the command's input.
     pub async fn close(&self) -> Result<(), Error> {
         let path = format!("{}/stdin/close", self.path);
         match self

@@ -1,7 +1,7 @@
-//! Asks a server for what its API has (docs/reference/http-api.md), and nothing else.
+//! Client of the HTTP API (docs/reference/http-api.md).
 //!
-//! A line may break at any time and a server may be started again: what can be said twice is said again, streams go on
-//! where they broke off, and nothing waits without an end. What a program shows its user is not decided here.
+//! Connections may break and servers may restart at any time: idempotent requests are retried,
+//! streams are resumed, and every wait has a timeout. Output for users is left to the program.
 
 mod connect;
 mod error;
@@ -37,42 +37,43 @@ pub use socket::{Frame, Socket};
 pub use stream::{Event, Events};
 pub use target::Target;
 
-/// How long a connection may take.
+/// Timeout of a connection attempt.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long a server may say nothing in the middle of an answer.
+/// Timeout between two parts of a response.
 const SILENCE: Duration = Duration::from_mins(1);
 
-/// The remedy for a refusal in words of the program that shows it; `None` keeps the server's.
+/// Function that returns the program's own remedy for an error; `None` keeps the server's.
 pub type Remedies = fn(&Error) -> Option<String>;
 
-/// Somebody who asks one server, with one key.
+/// Client of one server, with one key.
 #[derive(Debug)]
 pub struct Client {
     target: Target,
     key: Option<String>,
-    /// Certificates that vouch for the server, if not the system's.
+    /// File with the certificate authorities to trust; `None`: those of the system.
     ca_file: Option<PathBuf>,
-    /// How long it may be away before it is given up.
+    /// Time for which an unreachable server is retried.
     max_outage: Duration,
-    /// It has answered: if it cannot be reached now, it is being started again.
+    /// Whether the server has responded before: if it cannot be reached now, it is probably
+    /// restarting.
     has_connected: AtomicBool,
-    /// Remedies in words of the program.
+    /// The program's own remedies.
     remedies: Remedies,
-    /// A connection that can be used again.
+    /// Idle connection for the next request.
     idle: Mutex<Option<SendRequest<Body>>>,
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Debug)]
 pub struct Response {
-    /// What it says.
+    /// Body of the response.
     pub body: Bytes,
-    /// Where the next part of a list begins, if there is one.
+    /// Cursor of the next page of a list, if any.
     pub next: Option<String>,
 }
 
 impl Response {
-    /// As JSON; nothing is null.
+    /// Parses the body as JSON; an empty body is null.
     pub fn json(&self) -> Result<Value, Error> {
         if self.body.is_empty() {
             return Ok(Value::Null);
@@ -88,7 +89,7 @@ impl Response {
 }
 
 impl Client {
-    /// Somebody who will ask this server. No key is none.
+    /// Creates a client of this server. An empty key is no key.
     pub fn new(target: Target, key: Option<String>) -> Self {
         Self {
             target,
@@ -101,28 +102,28 @@ impl Client {
         }
     }
 
-    /// Trusts those that the certificates in a file vouch for, instead of the system's.
+    /// Trusts the certificate authorities in a file instead of those of the system.
     #[must_use]
     pub fn ca_file(mut self, file: Option<PathBuf>) -> Self {
         self.ca_file = file;
         self
     }
 
-    /// Gives a server that is away up after this long, instead of a minute.
+    /// Sets the time for which an unreachable server is retried; the default is a minute.
     #[must_use]
     pub fn max_outage(mut self, max_outage: Duration) -> Self {
         self.max_outage = max_outage;
         self
     }
 
-    /// Replaces remedies of the server by those of the program.
+    /// Replaces the server's remedies by those of the program.
     #[must_use]
     pub fn remedies(mut self, remedies: Remedies) -> Self {
         self.remedies = remedies;
         self
     }
 
-    /// The server that is asked.
+    /// The server of this client.
     pub fn target(&self) -> &Target {
         &self.target
     }
@@ -131,7 +132,8 @@ impl Client {
         self.has_connected.load(Ordering::Relaxed)
     }
 
-    /// Asks once; the answer's body is still to come. A refusal is a failure.
+    /// Sends a request once and returns the response with its body unread. An error response is an
+    /// error.
     pub async fn send_once(
         &self,
         request: &Request,
@@ -140,14 +142,15 @@ impl Client {
         Ok(response)
     }
 
-    /// Sends a body as it comes. The whole answer is waited for as long as the body goes on.
+    /// Streams a request body. The timeout of the response begins again with every part of the
+    /// body.
     pub async fn upload(&self, request: &Request, body: Body) -> Result<Response, RequestError> {
         let request = request.clone().deadline(Duration::MAX);
         let (response, sender) = self.exchange(&request, body).await?;
         self.finish(response, sender).await
     }
 
-    /// Asks for as long as it makes sense; the answer's body is still to come.
+    /// Sends a request with retries and returns the response with its body unread.
     pub async fn open(&self, request: &Request) -> Result<hyper::Response<Incoming>, Error> {
         let mut patience = RetryPolicy::new(request.is_repeatable());
         loop {
@@ -158,7 +161,7 @@ impl Client {
         }
     }
 
-    /// Asks for as long as it makes sense; the whole answer.
+    /// Sends a request with retries and returns the complete response.
     pub async fn ask(&self, request: &Request) -> Result<Response, Error> {
         let mut patience = RetryPolicy::new(request.is_repeatable());
         loop {
@@ -168,7 +171,7 @@ impl Client {
             };
             match asked.await {
                 Ok(answer) => return Ok(answer),
-                // It was done, and we were not told.
+                // An earlier attempt succeeded, but its response was lost.
                 Err(RequestError::Rejected(error))
                     if patience.may_have_succeeded()
                         && request.is_delete()
@@ -182,12 +185,12 @@ impl Client {
         }
     }
 
-    /// Asks for as long as it makes sense; the answer as JSON.
+    /// Sends a request with retries and returns the response as JSON.
     pub async fn call(&self, request: &Request) -> Result<Value, Error> {
         self.ask(request).await?.json()
     }
 
-    /// Every part of a list, one after the other.
+    /// Fetches all pages of a list.
     pub async fn list(&self, path: &str, asked: &[(&str, &str)]) -> Result<Vec<Value>, Error> {
         let (mut all, mut cursor) = (Vec::new(), None::<String>);
         loop {
@@ -205,7 +208,7 @@ impl Client {
         }
     }
 
-    /// Follows server-sent events.
+    /// Opens a stream of server-sent events.
     pub fn events(&self, request: Request) -> Events<'_> {
         Events::new(self, request)
     }
@@ -265,7 +268,7 @@ impl Client {
         Err(failure)
     }
 
-    /// A connection: one that is there, or a new one.
+    /// Returns the idle connection, or opens a new one.
     async fn sender(&self) -> Result<SendRequest<Body>, RequestError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let idle = { idle }.take();
@@ -293,7 +296,7 @@ impl Client {
         let (sender, connection) = handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.broken(&error))?;
-        // It ends with the last who uses it.
+        // The task ends when the sender and the last body are dropped.
         tokio::spawn(connection.with_upgrades());
         Ok(sender)
     }

@@ -1,4 +1,4 @@
-//! What is asked of a server.
+//! Requests and their bodies.
 
 use std::fmt::Write as _;
 use std::io;
@@ -14,13 +14,13 @@ use serde_json::Value;
 use crate::error::RequestError;
 use crate::target::Target;
 
-/// What is sent.
+/// Body of a request.
 pub type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// How long a server may think before it answers.
+/// Default timeout for the head of a response.
 const USUAL: Duration = Duration::from_mins(1);
 
-/// A request, which may be sent several times.
+/// A request that can be sent several times.
 #[derive(Debug, Clone)]
 pub struct Request {
     method: Method,
@@ -34,7 +34,7 @@ pub struct Request {
 impl Request {
     fn new(method: Method, path: impl Into<String>) -> Self {
         Self {
-            // What these do is the same however often it is done.
+            // These methods are idempotent.
             idempotent: method.is_idempotent(),
             method,
             path: path.into(),
@@ -44,70 +44,70 @@ impl Request {
         }
     }
 
-    /// Asks for something.
+    /// Creates a GET request.
     pub fn get(path: impl Into<String>) -> Self {
         Self::new(Method::GET, path)
     }
 
-    /// Takes something away.
+    /// Creates a DELETE request.
     pub fn delete(path: impl Into<String>) -> Self {
         Self::new(Method::DELETE, path)
     }
 
-    /// Puts something in its place.
+    /// Creates a PUT request.
     pub fn put(path: impl Into<String>) -> Self {
         Self::new(Method::PUT, path)
     }
 
-    /// Puts these bytes in its place.
+    /// Creates a PUT request with these bytes.
     pub fn put_bytes(path: impl Into<String>, body: Bytes) -> Self {
         let mut request = Self::put(path);
         request.body = body;
         request
     }
 
-    /// Puts this JSON in its place.
+    /// Creates a PUT request with this JSON.
     pub fn put_json(path: impl Into<String>, body: &Value) -> Self {
         let request = Self::put_bytes(path, body.to_string().into());
         request.header("content-type", "application/json")
     }
 
-    /// Has something done, which is not said again if it may have been heard.
+    /// Creates a POST request, which is not retried if the server may have processed it.
     pub fn post(path: impl Into<String>, body: &Value) -> Self {
         let mut request = Self::new(Method::POST, path);
         request.body = body.to_string().into();
         request.header("content-type", "application/json")
     }
 
-    /// Changes something.
+    /// Creates a PATCH request.
     pub fn patch(path: impl Into<String>, body: &Value) -> Self {
         let mut request = Self::post(path, body);
         request.method = Method::PATCH;
         request
     }
 
-    /// Bytes as they are.
+    /// Sets the body to these bytes.
     pub fn post_bytes(path: impl Into<String>, body: Bytes) -> Self {
         let mut request = Self::new(Method::POST, path);
         request.body = body;
         request.header("content-type", "application/octet-stream")
     }
 
-    /// With a header.
+    /// Adds a header.
     #[must_use]
     pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
-    /// With so much time for an answer.
+    /// Sets the timeout for the head of the response.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// It does no harm twice.
+    /// Marks the request as idempotent, so that it is retried.
     #[must_use]
     pub fn idempotent(mut self) -> Self {
         self.idempotent = true;
@@ -131,7 +131,7 @@ impl Request {
         UnsyncBoxBody::new(body.map_err(|never| match never {}))
     }
 
-    /// As it goes over the wire.
+    /// The request of the `http` crate.
     pub(crate) fn build(
         &self,
         target: &Target,
@@ -156,7 +156,7 @@ impl Request {
     }
 }
 
-/// A path of these parts, whatever they are.
+/// Joins segments to a path and percent-encodes them.
 pub fn path(parts: &[&str]) -> String {
     let mut path = String::new();
     for part in parts {
@@ -166,7 +166,7 @@ pub fn path(parts: &[&str]) -> String {
     path
 }
 
-/// A path with these questions behind it.
+/// Appends query parameters to a path.
 pub fn query(path: &str, asked: &[(&str, &str)]) -> String {
     let mut text = path.to_owned();
     for (number, (name, value)) in asked.iter().enumerate() {
@@ -178,7 +178,7 @@ pub fn query(path: &str, asked: &[(&str, &str)]) -> String {
     text
 }
 
-/// RFC 3986: everything but plain letters by its number.
+/// Percent-encodes all characters except the unreserved ones of RFC 3986.
 fn encode(text: &str, into: &mut String) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte) {

@@ -1,4 +1,4 @@
-//! WebSockets: what comes and goes in frames. A close code that is a refusal is a failure.
+//! WebSockets. A close code that stands for an API error is returned as that error.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use crate::error::{RequestError, reword};
 use crate::{Client, Remedies, Request};
 
-/// Servers ask every 30 seconds whether we are there: a line that is silent for so long is dead.
+/// Timeout between two frames. Servers send a ping every 30 seconds.
 pub(crate) const SILENCE: Duration = Duration::from_secs(75);
-/// How long a frame of ours may take.
+/// Timeout for sending a frame.
 const SENDING: Duration = Duration::from_mins(1);
 
 /// An open WebSocket.
@@ -29,19 +29,19 @@ pub struct Socket {
     remedies: Remedies,
 }
 
-/// What a server says.
+/// Message from the server.
 #[derive(Debug)]
 pub enum Frame {
-    /// A binary frame.
+    /// Binary frame.
     Bytes(Bytes),
-    /// A text.
+    /// Text frame.
     Text(String),
-    /// It is over, as it should be.
+    /// The connection was closed normally.
     Over,
 }
 
 impl Client {
-    /// Goes on as a WebSocket.
+    /// Upgrades a request to a WebSocket.
     pub async fn socket(&self, path: &str) -> Result<Socket, RequestError> {
         let request = Request::get(path)
             .header("connection", "upgrade")
@@ -70,12 +70,12 @@ impl Client {
 }
 
 impl Socket {
-    /// Sends bytes.
+    /// Sends a binary frame.
     pub async fn send(&mut self, bytes: Bytes) -> Result<(), RequestError> {
         self.message(Message::Binary(bytes)).await
     }
 
-    /// Sends a text.
+    /// Sends a text frame.
     pub async fn say(&mut self, text: String) -> Result<(), RequestError> {
         self.message(Message::Text(text.into())).await
     }
@@ -88,7 +88,7 @@ impl Socket {
         }
     }
 
-    /// What comes next.
+    /// Waits for the next frame.
     pub async fn next(&mut self) -> Result<Frame, RequestError> {
         loop {
             let Ok(next) = timeout(SILENCE, self.stream.next()).await else {
@@ -113,7 +113,7 @@ impl Socket {
         };
         match refusal(&frame) {
             None if u16::from(frame.code) == 1000 => Ok(Frame::Over),
-            // It goes away; another may come.
+            // The server is shutting down; another may take its place.
             None => Err(self.broken(frame.reason.as_str())),
             Some(mut error) => {
                 reword(&mut error, self.remedies);
@@ -130,7 +130,7 @@ impl Socket {
     }
 }
 
-/// What a close code means, if it is a refusal.
+/// The API error that a close code stands for, if any.
 pub(crate) fn refusal(frame: &CloseFrame) -> Option<Error> {
     let code = match u16::from(frame.code) {
         4001 => Code::NotFound,

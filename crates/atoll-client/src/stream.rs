@@ -1,4 +1,4 @@
-//! Server-sent events, which go on after the last that came when the line breaks.
+//! Server-sent events. After a broken connection the stream resumes after the last received event.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,28 +13,28 @@ use tokio::time::timeout;
 use crate::error::{RequestError, RetryPolicy, refused};
 use crate::{Client, Request};
 
-/// Pings come every 15 seconds: a line that is silent for so long is dead.
+/// Timeout between two reads. Servers send a ping every 15 seconds.
 const SILENCE: Duration = Duration::from_secs(45);
-/// The longest line of an event.
+/// Maximum length of a line.
 const LONGEST: usize = 64 << 20;
 
 /// One event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// What kind it is.
+    /// Type of the event.
     pub name: String,
-    /// What it says.
+    /// Data of the event.
     pub data: Value,
 }
 
-/// Events as they come.
+/// Stream of events.
 #[derive(Debug)]
 pub struct Events<'a> {
     client: &'a Client,
     request: Request,
-    /// Where to go on.
+    /// Id of the last received event.
     last: Option<String>,
-    /// Whether the stream can go on where it broke off; else its break is its end.
+    /// Whether the stream can be resumed. If not, it ends when the connection breaks.
     resumes: bool,
     body: Option<BodyDataStream<Incoming>>,
     parser: Parser,
@@ -54,14 +54,15 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// What comes has no numbers: after a break something is missing, and that is said as `break`.
+    /// Declares that events have no ids: events may be lost when the connection breaks, which is
+    /// reported as an event `break`.
     #[must_use]
     pub fn without_resume(mut self) -> Self {
         self.resumes = false;
         self
     }
 
-    /// The next one; none when the server says that it is over.
+    /// Next event; `None` when the server has ended the stream.
     pub async fn next(&mut self) -> Result<Option<Event>, Error> {
         loop {
             if let Some((id, event)) = self.parser.take() {
@@ -96,7 +97,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// Asks for the stream, or for the rest of it. Something is missing behind a break if it has no numbers.
+    /// Opens or resumes the stream. Without event ids, events may be missing after a reconnect.
     async fn connect(&mut self) -> Result<Option<Event>, Error> {
         let again = self.patience.is_retry() || self.last.is_some();
         loop {
@@ -120,7 +121,7 @@ impl<'a> Events<'a> {
     }
 }
 
-/// Bytes to events.
+/// Parses bytes into events.
 #[derive(Debug, Default)]
 struct Parser {
     line: Vec<u8>,

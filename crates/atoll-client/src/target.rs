@@ -1,4 +1,5 @@
-//! Where a server is: `http://HOST:PORT`, `https://HOST`, or `unix:///PATH` for a socket of this machine.
+//! URLs of servers: `http://HOST:PORT`, `https://HOST`, or `unix:///PATH` for a socket of this
+//! machine.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,13 +8,13 @@ use std::str::FromStr;
 use atoll_model::Error;
 use hyper::Uri;
 
-/// A server's place.
+/// Parsed URL of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     pub(crate) place: Place,
-    /// What the server is called in requests.
+    /// Value of the `Host` header.
     pub(crate) host: String,
-    /// What comes before every path: servers may be behind one.
+    /// Prefix of all paths, for servers behind a reverse proxy.
     pub(crate) prefix: String,
     text: String,
 }
@@ -29,7 +30,7 @@ pub(crate) enum Place {
 }
 
 impl Target {
-    /// The socket of a server on this machine.
+    /// URL of the Unix socket of a server on this machine.
     pub fn socket(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
@@ -40,7 +41,7 @@ impl Target {
         }
     }
 
-    /// Whether it is a socket of this machine.
+    /// Whether this is a Unix socket.
     pub fn is_socket(&self) -> bool {
         matches!(self.place, Place::Unix(_))
     }
@@ -72,7 +73,7 @@ impl FromStr for Target {
         };
         let authority = uri.authority().ok_or_else(wrong)?.as_str();
         let host = uri.host().unwrap_or_default();
-        // A name and a password, or a question, have no place in it.
+        // Credentials and a query are not accepted.
         let odd_port = authority.len() > host.len() && uri.port_u16().is_none();
         if host.is_empty() || authority.contains('@') || uri.query().is_some() || odd_port {
             return Err(wrong());

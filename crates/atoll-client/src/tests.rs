@@ -1,4 +1,4 @@
-//! What is said again and what is not, against a server that breaks off where a test wants it to.
+//! Tests of retries, against a server that breaks connections where a test needs it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails where something is wrong")]
 
@@ -11,7 +11,8 @@ use serde_json::json;
 
 use super::*;
 
-/// What becomes of a connection: it is cut when its request was read, it is left open without a word, or it is answered.
+/// Behavior of the server for one connection: close it after reading the request, leave it open
+/// without a response, or respond.
 enum Then {
     Cut,
     Silence,
@@ -20,11 +21,11 @@ enum Then {
 
 use Then::{Answer as Say, Cut, Silence};
 
-/// A server that follows a script, and what it has then.
+/// Server that follows a script, and the requests that it received.
 struct Served(JoinHandle<(TcpListener, Vec<String>, Vec<TcpStream>)>);
 
 impl Served {
-    /// The requests that came, one for each part of the script.
+    /// Received requests, one per step of the script.
     fn requests(self) -> Vec<String> {
         let (listener, heard, _kept) = self.0.join().unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -33,7 +34,7 @@ impl Served {
     }
 }
 
-/// Deals with one connection after the other.
+/// Handles connections one after the other.
 fn server(script: Vec<Then>) -> (Client, Served) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -59,7 +60,7 @@ fn server(script: Vec<Then>) -> (Client, Served) {
     (Client::new(url.parse().unwrap(), None), Served(served))
 }
 
-/// A whole request: its head and as much of a body as that says.
+/// Reads a complete request: its head, and a body of the length in `Content-Length`.
 fn request(stream: &mut TcpStream) -> String {
     let mut text = Vec::new();
     let mut part = [0; 4096];
@@ -86,7 +87,7 @@ async fn what_was_deleted_without_a_word_is_deleted() {
     for (before, done) in [
         (vec![Cut], true),
         (vec![], false),
-        // Nothing was done then.
+        // The request was not processed.
         (
             vec![Say(
                 "429 Slow",
@@ -140,7 +141,7 @@ async fn whoever_never_says_a_word_is_asked_once() {
     assert!(error.message.contains("said nothing"), "{error}");
     assert!(error.remedy.is_some());
     served.requests();
-    // One that answered before is being started again, perhaps.
+    // A server that has responded before may be restarting.
     let (client, served) = server(vec![Say("200 OK", "1"), Silence, Say("200 OK", "2")]);
     client.ask(&request).await.unwrap();
     assert_eq!(client.call(&request).await.unwrap(), 2);
@@ -169,7 +170,7 @@ async fn a_tunnel_that_is_dead_ends() {
         let upgrade =
             b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
         stream.write_all(upgrade).unwrap();
-        // Until it is left.
+        // Until the client closes the connection.
         let _ = stream.read_to_end(&mut Vec::new());
     });
     let client = Client::new(url.parse().unwrap(), None);

@@ -1,4 +1,5 @@
-//! A connection of ours joined with a port of a sandbox. Each way goes on by itself: neither waits for the other.
+//! Forwards a local connection to a port of a sandbox. The two directions are independent: neither
+//! waits for the other.
 
 use std::time::Duration;
 
@@ -11,24 +12,24 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::socket::{self, Socket, refusal};
 
-/// Servers ask here too whether we are there.
+/// Timeout between two frames; the server sends pings here too.
 const SILENCE: Duration = if cfg!(test) {
     Duration::from_millis(200)
 } else {
     socket::SILENCE
 };
-/// How much is sent in a frame.
+/// Maximum number of bytes per frame.
 const MOST: usize = 64 << 10;
 
 impl Socket {
-    /// Joins the tunnel that this is with a connection, until both have sent all.
+    /// Copies between this tunnel and a connection until both directions have ended.
     pub async fn join(self, stream: impl AsyncRead + AsyncWrite) -> Result<(), Error> {
         let (mut from_us, mut to_us) = tokio::io::split(stream);
         let (mut sink, mut source) = self.stream.split();
         let up = async {
             let mut buffer = vec![0; MOST];
             loop {
-                // A reset of ours is told as an end.
+                // A reset of the local connection is forwarded as an end of data.
                 let count = from_us.read(&mut buffer).await.unwrap_or(0);
                 let part = buffer.get(..count).unwrap_or_default();
                 let sent = sink.send(Message::Binary(Bytes::copy_from_slice(part)));
@@ -42,7 +43,7 @@ impl Socket {
                 let message = match timeout(SILENCE, source.next()).await {
                     Ok(Some(Ok(message))) => message,
                     Ok(_) => return Err(Error::new(Code::Timeout, "the tunnel broke")),
-                    // The server asks now and then, whatever the sandbox says.
+                    // The server sends pings even while the sandbox sends no data.
                     Err(_) => {
                         let message = format!("the tunnel was dead for {} s", SILENCE.as_secs());
                         return Err(Error::new(Code::Timeout, message));
@@ -54,7 +55,7 @@ impl Socket {
                     }
                     Message::Binary(bytes) => {
                         let written = to_us.write_all(&bytes).await;
-                        // Who came has gone.
+                        // The local client has closed the connection.
                         if written.is_err() {
                             return Ok(());
                         }

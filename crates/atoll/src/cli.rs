@@ -1,4 +1,4 @@
-//! What was typed, turned once into what it means.
+//! The command line: parsing, dispatch, output to standard streams and exit codes.
 
 mod authorities;
 mod backup;
@@ -90,15 +90,15 @@ enum Command {
     Get(sandbox::Get),
     #[command(visible_aliases = ["delete", "kill"])]
     Rm(rm::Rm),
-    /// End the processes of sandboxes; their files stay.
+    /// Stop sandboxes: end their processes, keep their files.
     Stop(sandbox::Several),
-    /// Start stopped sandboxes from their files.
+    /// Start stopped sandboxes from their stored files.
     Start(sandbox::Several),
     /// Stop and start sandboxes.
     Restart(sandbox::Several),
-    /// Freeze the processes of sandboxes, in memory.
+    /// Pause sandboxes: freeze their processes in memory.
     Pause(sandbox::Several),
-    /// Let the processes of paused sandboxes continue.
+    /// Resume the processes of paused sandboxes.
     Resume(sandbox::Several),
     #[command(subcommand)]
     Sandbox(sandbox::Sandbox),
@@ -138,12 +138,12 @@ enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Print the API's description, as it is committed in openapi/v1.json.
+    /// Print the OpenAPI description, as committed in openapi/v1.json.
     #[command(hide = true)]
     Openapi,
 }
 
-/// Does what the command line says.
+/// Runs the command of the command line.
 pub(crate) fn main() -> ExitCode {
     let command = match parse() {
         Ok(command) => command,
@@ -157,14 +157,14 @@ pub(crate) fn main() -> ExitCode {
         }
     };
     let done = match command {
-        // These have exit codes of their own.
+        // These commands have exit codes of their own.
         Command::Run(run) => return run.run(&config),
         Command::Exec(exec) => return exec.run(&config),
         Command::Shell(shell) => match shell.terminals() {
             Some(terminals) => terminals.run(&config),
             None => return shell.run(&config),
         },
-        // Who reads where it serves may leave.
+        // The server continues if the reader of its standard output exits.
         Command::Serve(serve) => return ended(serve.run(&config)),
         Command::Create(create) => create.run(&config).map(|()| ExitCode::SUCCESS),
         Command::Ls(ls) => ls.run(&config),
@@ -214,7 +214,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// The command of this process, or how the process ends without one.
+/// Parses the command line; `Err` is the exit code if there is no command to run.
 fn parse() -> Result<Command, ExitCode> {
     let parsed = Arguments::command().try_get_matches();
     let mut matches = parsed.map_err(|error| usage_error(&error))?;
@@ -229,7 +229,7 @@ fn parse() -> Result<Command, ExitCode> {
     }
 }
 
-/// Says what went wrong, if something did.
+/// Prints the error, if any.
 fn ended(done: Result<ExitCode, Error>) -> ExitCode {
     done.unwrap_or_else(|error| {
         print_error(&error);
@@ -237,15 +237,15 @@ fn ended(done: Result<ExitCode, Error>) -> ExitCode {
     })
 }
 
-/// Exit code when whoever read our output has left: what a shell says of SIGPIPE.
+/// Exit code when the reader of standard output has exited: that of a shell for SIGPIPE.
 const EXIT_SIGPIPE: u8 = 141;
 /// Exit code for failures of Atoll's own, as with env(1) and docker(1).
 const EXIT_INTERNAL: u8 = 125;
 
-/// Shows what is wrong with the command line, or the help that it asks for.
+/// Prints an error of the command line, or the requested help.
 fn usage_error(error: &clap::Error) -> ExitCode {
     match std::error::Error::source(error).and_then(|why| why.downcast_ref::<Error>()) {
-        // A value that knows what it should be says so as everything else does.
+        // Errors of our value parsers have a hint, and are printed like all other errors.
         Some(why) => print_error(&of_argument(error, why)),
         None => drop(error.print()),
     }
@@ -255,20 +255,21 @@ fn usage_error(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// The exit code of a wrong command line: commands that run programs keep it apart from their programs' codes.
+/// Exit code for an invalid command line. Commands that run programs use 125, which differs from
+/// the codes of most programs.
 fn misuse(code: u8) -> ExitCode {
     let word = server_options::command_word(words()).unwrap_or_default();
     let runs = ["run", "exec", "shell"].contains(&word.as_str());
     ExitCode::from(if runs { EXIT_INTERNAL } else { code })
 }
 
-/// The words of the command line, without the program.
+/// Arguments of the command line, without the name of the program.
 fn words() -> impl Iterator<Item = String> {
     let words = std::env::args_os().skip(1);
     words.map(|word| word.to_string_lossy().into_owned())
 }
 
-/// What is wrong with a value, and whose it is.
+/// Message for an invalid value, with the name of its argument.
 fn of_argument(error: &clap::Error, why: &Error) -> Error {
     let mut why = why.clone();
     if let Some(argument) = error.get(clap::error::ContextKind::InvalidArg) {
@@ -277,7 +278,7 @@ fn of_argument(error: &clap::Error, why: &Error) -> Error {
     why
 }
 
-/// The exit code of a command that was run, or one that cannot be mistaken for it.
+/// Exit code of the command that was run, or 125 for an error of Atoll.
 fn as_command(done: Result<u8, Error>) -> ExitCode {
     done.map_or_else(
         |error| {
@@ -290,7 +291,7 @@ fn as_command(done: Result<u8, Error>) -> ExitCode {
     )
 }
 
-/// Says what went wrong and what to do about it.
+/// Prints an error and its remedy.
 pub(crate) fn print_error(error: &Error) {
     eprint_line(&format!("{}: {}", paint("31", "atoll"), error.message));
     if let Some(remedy) = &error.remedy {
@@ -298,18 +299,18 @@ pub(crate) fn print_error(error: &Error) {
     }
 }
 
-/// A line beside the data: on standard error.
+/// Prints a line that is not data, on standard error.
 pub(crate) fn eprint_line(line: &str) {
-    // Nobody reads it: nothing to be done about that.
+    // A failed write to standard error cannot be reported.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A line of data: on standard output.
+/// Prints a line of data on standard output.
 pub(crate) fn say(line: &str) {
     say_bytes(format!("{line}\n").as_bytes());
 }
 
-/// Data as it is, at once: whoever reads may wait for it. What cannot be written is told by [`check_stdout`].
+/// Writes and flushes data on standard output. [`check_stdout`] reports errors.
 fn say_bytes(bytes: &[u8]) {
     let mut stdout = io::stdout();
     if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -317,23 +318,24 @@ fn say_bytes(bytes: &[u8]) {
     }
 }
 
-/// Why standard output could not be written to.
+/// First error of a write to standard output.
 static STDOUT_ERROR: OnceLock<io::Error> = OnceLock::new();
 
-/// Whether all was written that was said. What goes on for long asks, and ends if not.
+/// Returns the error of an earlier write to standard output. Long-running commands check it and
+/// end.
 pub(crate) fn check_stdout() -> Result<(), Error> {
     STDOUT_ERROR
         .get()
         .map_or(Ok(()), |error| Err(unwritten(error)))
 }
 
-/// Whoever read standard output has left, which needs no words.
+/// Whether the reader of standard output has exited, which needs no message.
 fn stdout_closed() -> bool {
     let stdout_closed = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     STDOUT_ERROR.get().is_some_and(stdout_closed)
 }
 
-/// Our output cannot be written.
+/// Error for a failed write to standard output.
 pub(crate) fn unwritten(error: &io::Error) -> Error {
     let code = match error.kind() {
         io::ErrorKind::StorageFull => Code::DiskFull,
@@ -343,7 +345,7 @@ pub(crate) fn unwritten(error: &io::Error) -> Error {
     Error::new(code, message).remedy("free some space there, or send it elsewhere")
 }
 
-/// Colours a word for people; a pipe gets it plain.
+/// Colours a word on a terminal only.
 pub(crate) fn paint(colour: &str, word: &str) -> String {
     if std::io::stderr().is_terminal() {
         format!("\x1b[{colour}m{word}\x1b[0m")
@@ -352,7 +354,7 @@ pub(crate) fn paint(colour: &str, word: &str) -> String {
     }
 }
 
-/// A single-threaded runtime: commands wait more than they work.
+/// Creates a single-threaded runtime: commands mostly wait for I/O.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -364,7 +366,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Resul
         )
     })?;
     let done = runtime.block_on(work);
-    // A thread may still wait for input that never comes.
+    // A thread may still be blocked in a read of standard input.
     runtime.shutdown_background();
     done
 }

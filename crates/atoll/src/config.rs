@@ -1,4 +1,4 @@
-//! Where things are. The only place that reads environment variables.
+//! Configuration from the environment. No other module reads environment variables.
 
 pub(crate) mod profiles;
 
@@ -7,22 +7,22 @@ use std::path::PathBuf;
 use atoll_model::Error;
 use atoll_worker::Storage;
 
-/// What the surroundings say.
+/// Values of environment variables.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     /// The data directory: `ATOLL_DATA_DIR`, else `/var/lib/atoll`.
     pub(crate) data: PathBuf,
-    /// Where templates are, if several data directories share them: `ATOLL_TEMPLATES_DIR`.
+    /// Directory of templates that several data directories share: `ATOLL_TEMPLATES_DIR`.
     templates: Option<PathBuf>,
-    /// `ATOLL_STORAGE`: where sandboxes' files are. `None`: the default of the command.
+    /// `ATOLL_STORAGE`: storage of sandboxes' files. `None`: the default of the command.
     pub(crate) storage: Option<Storage>,
-    /// Where a server is: `ATOLL_URL`.
+    /// URL of the server: `ATOLL_URL`.
     pub(crate) url: Option<String>,
-    /// What it is asked with: `ATOLL_API_KEY`.
+    /// Key for the server: `ATOLL_API_KEY`.
     pub(crate) api_key: Option<String>,
-    /// Certificates that vouch for it, if not the system's: `ATOLL_CA_FILE`.
+    /// File with the certificate authorities to trust instead of the system's: `ATOLL_CA_FILE`.
     pub(crate) authorities: Option<PathBuf>,
-    /// Servers that have names: `atoll/config.toml` in `XDG_CONFIG_HOME`, else in `~/.config`.
+    /// File of profiles: `atoll/config.toml` in `XDG_CONFIG_HOME`, else in `~/.config`.
     pub(crate) profiles: Option<PathBuf>,
 }
 
@@ -45,12 +45,12 @@ impl Config {
         })
     }
 
-    /// The storage of a run without a server.
+    /// Storage of a run without a server.
     pub(crate) fn storage_of_run(&self) -> Storage {
         self.storage.unwrap_or(Storage::Plain)
     }
 
-    /// Where templates are: by default `templates/` in the data directory.
+    /// Directory of templates; the default is `templates/` in the data directory.
     pub(crate) fn templates(&self) -> PathBuf {
         let shared = self.templates.clone();
         shared.unwrap_or_else(|| self.data.join("templates"))

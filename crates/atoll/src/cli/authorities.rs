@@ -1,4 +1,4 @@
-//! `--ca-file`: reads certificate authorities that every sandbox is to trust.
+//! `--ca-file`: reads the certificate authorities that sandboxes trust.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
-/// Reads all certificates of some files, each in PEM. Text beside them is left out.
+/// Reads all certificates of PEM files. Text outside of PEM blocks is skipped.
 pub(super) fn read(files: &[PathBuf]) -> Result<Vec<String>, Error> {
     let mut all = Vec::new();
     for file in files {

@@ -1,4 +1,4 @@
-//! `atoll backup`: the server's records in a directory of their own, while it serves.
+//! `atoll backup`: copies the server's database and secrets to a directory while the server runs.
 
 mod restore;
 
@@ -20,15 +20,15 @@ use super::{block_on, say};
 use crate::config::Config;
 
 const KEY: &str = "admin.key";
-/// What signs links: without it those that are under way would be worth nothing.
+/// Secret of signed URLs: without it, URLs that were issued before the restore would be invalid.
 const SIGNS: &str = "signing.key";
 
-/// Copy the server's records: orgs, keys, the history and what should be.
+/// Back up the server's database and secrets: orgs, keys, sandbox definitions and history.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "A server that runs goes on meanwhile. Files of sandboxes and templates are not copied.
+    after_help = "The server may be running. Files of sandboxes and templates are not copied.
 
 Examples:
   atoll backup /backups/today
@@ -37,7 +37,7 @@ Examples:
 pub(crate) struct Backup {
     #[command(subcommand)]
     command: Option<Command>,
-    /// The directory that is to be made.
+    /// Directory to create.
     #[arg(value_name = "DIR", required = true)]
     directory: Option<PathBuf>,
     /// The server's data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
@@ -62,7 +62,7 @@ impl Backup {
     }
 
     fn make(&self, directory: &Path, config: &Config) -> Result<ExitCode, Error> {
-        // A data directory is one of this machine.
+        // A data directory is always on this machine.
         if self.data_dir.is_none() {
             self.local.require("backup", config)?;
         }
@@ -112,14 +112,15 @@ impl Backup {
     }
 }
 
-/// A backup that has no name yet: whole or not at all.
+/// An unfinished backup under a temporary name, which is removed when dropped.
 #[derive(Debug)]
 struct Unfinished {
     path: PathBuf,
 }
 
 impl Unfinished {
-    /// Beside the target, for root alone: there are keys in it.
+    /// Creates the directory next to the target, with access for root only because it contains
+    /// keys.
     fn make(target: &Path) -> Result<Self, Error> {
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let path = target.with_file_name(format!(".{name}.new-{}", std::process::id()));
@@ -128,7 +129,7 @@ impl Unfinished {
         Ok(Self { path })
     }
 
-    /// Gives it its name when everything in it is on the disk.
+    /// Syncs all files, then renames the directory to its final name.
     fn finish(self, target: &Path) -> Result<(), Error> {
         let sync = |path: &Path| {
             let synced = File::open(path).and_then(|file| file.sync_all());
@@ -155,12 +156,12 @@ impl Unfinished {
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // It has another name if it was finished.
+        // A finished backup has been renamed.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
 
-/// A key's file, if it was not taken away.
+/// Copies the file of a key, if it exists.
 fn copy_key(from: &Path, to: &Path) -> Result<bool, Error> {
     let mut source = match File::open(from) {
         Ok(source) => source,

@@ -1,4 +1,4 @@
-//! `atoll commands`: the commands of a sandbox: those that run, and the last that have ended.
+//! `atoll commands`: lists, awaits and signals running and recently finished commands of a sandbox.
 
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -17,12 +17,13 @@ use super::server_args::{
 use super::{block_on, say};
 use crate::config::Config;
 
-/// How long the server may wait in one request for the end of a command, in seconds.
+/// Seconds that one request may wait for the end of a command.
 const WAIT: u32 = 30;
 
 /// List, wait for and signal the commands of a sandbox.
 ///
-/// The server remembers the commands that run and the last that have ended. `atoll history` shows older ones.
+/// The server lists running commands and the most recent finished ones. `atoll history` shows older
+/// ones.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   atoll commands ls web
@@ -47,7 +48,7 @@ pub(crate) enum Commands {
   atoll commands ls web -q --running | xargs atoll commands signal web
   atoll commands ls web --json | jq -r '.[] | select(.exitCode != 0) | .cmd'")]
 pub(crate) struct Ls {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Only commands that have not ended.
     #[arg(long)]
@@ -67,9 +68,9 @@ pub(crate) struct Ls {
   atoll commands get web exec_…
   atoll commands wait web tag:build")]
 pub(crate) struct One {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// Its id, `tag:NAME` or `pid:NUMBER`.
+    /// Id, `tag:NAME` or `pid:NUMBER` of the command.
     #[arg(value_name = "COMMAND")]
     command: String,
     /// Print JSON.
@@ -79,31 +80,31 @@ pub(crate) struct One {
     remote: Remote,
 }
 
-/// Send a signal to commands; the id of each is printed.
+/// Send a signal to commands and print the id of each.
 ///
-/// KILL ends everything that a command started; any other signal goes to its first process alone.
+/// KILL ends all processes that a command started; any other signal goes only to its first process.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll commands signal web exec_…
   atoll commands signal web --signal KILL exec_… exec_…")]
 pub(crate) struct Send {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Ids, `tag:NAME` or `pid:NUMBER`.
     #[arg(required = true, value_name = "COMMAND")]
     commands: Vec<String>,
-    /// The name or number of the signal.
+    /// Name or number of the signal.
     #[arg(long, short, default_value = "TERM", value_name = "SIGNAL")]
     signal: Signal,
     #[command(flatten)]
     remote: Remote,
 }
 
-/// The number of a signal.
+/// Parses the name or number of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Signal(i32);
 
-/// The names of signals that people send.
+/// Names of commonly used signals.
 const SIGNALS: [(&str, i32); 15] = [
     ("HUP", 1),
     ("INT", 2),
@@ -202,7 +203,7 @@ pub(crate) fn command_line(command: &Value) -> String {
     let program = text(command, "cmd");
     let args = command["args"].as_array().map(Vec::as_slice);
     match args.unwrap_or_default() {
-        // A line for a shell, or a program alone.
+        // A shell line, or a program without arguments.
         [] => plain(program),
         args => {
             let args = args.iter().filter_map(Value::as_str);
@@ -261,7 +262,7 @@ impl One {
     }
 }
 
-/// Asks again until the command has ended.
+/// Repeats the request until the command has ended.
 async fn wait(client: &Client, path: &str) -> Result<Value, Error> {
     let seconds = WAIT.to_string();
     let deadline = Duration::from_secs(u64::from(WAIT) * 2);

@@ -1,4 +1,5 @@
-//! `atoll cp`: files and directories in and out. A directory is one archive, packed and unpacked as it goes.
+//! `atoll cp`: copies files and directories into and out of sandboxes. A directory is sent as one
+//! tar stream.
 
 pub(crate) mod download;
 pub(crate) mod pack;
@@ -19,10 +20,11 @@ use super::files::look;
 use super::server_args::{Remote, file_call, find, text};
 use crate::config::Config;
 
-/// Copy files and directories into a sandbox, or out of it.
+/// Copy files and directories into or out of a sandbox.
 ///
-/// A target that is a directory, or ends in /, gets the source's name in it; `DIR/.` is what is in a directory. Modes and
-/// symbolic links are kept. A path of this machine with a colon is written ./a:b.
+/// If the target is a directory or ends in /, the source is copied into it under its own name; the
+/// source `DIR/.` is the contents of a directory. Modes and symbolic links are preserved. Write a
+/// local path that contains a colon as ./a:b.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll cp notes.txt web:             into the user's home
@@ -36,14 +38,14 @@ pub(crate) struct Cp {
     /// PATH, or SANDBOX:PATH.
     #[arg(value_name = "DST")]
     target: Place,
-    /// As this user of the sandbox [default: the template's].
+    /// Act as this user of the sandbox [default: the template's].
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
     #[command(flatten)]
     remote: Remote,
 }
 
-/// One end of a copy.
+/// Source or target of a copy.
 #[derive(Debug, Clone)]
 enum Place {
     Here(PathBuf),
@@ -91,7 +93,7 @@ impl Cp {
     }
 }
 
-/// There is something to copy.
+/// Checks that the source exists.
 pub(crate) fn check_source(source: &Path) -> Result<(), Error> {
     let found = std::fs::metadata(source);
     found
@@ -99,7 +101,7 @@ pub(crate) fn check_source(source: &Path) -> Result<(), Error> {
         .map_err(|error| pack::unreadable(source, &error))
 }
 
-/// The files of one sandbox, for one user.
+/// Files of one sandbox as one user.
 #[derive(Debug)]
 pub(crate) struct Files<'a> {
     client: &'a Client,
@@ -120,7 +122,7 @@ impl<'a> Files<'a> {
         file_call(self.sandbox, call, asked, self.user)
     }
 
-    /// Copies in.
+    /// Uploads a file or directory.
     pub(crate) async fn upload(&self, source: &Path, target: &str) -> Result<(), Error> {
         let found = std::fs::metadata(source).map_err(|error| pack::unreadable(source, &error))?;
         let contents = source.as_os_str().as_encoded_bytes();
@@ -155,7 +157,7 @@ impl<'a> Files<'a> {
         pack::file(self.client, &path, source, found.len()).await
     }
 
-    /// Copies out.
+    /// Downloads a file or directory.
     pub(crate) async fn download(&self, source: &str, target: &Path) -> Result<(), Error> {
         let (entry, directory) = look(self.client, self.sandbox, source, self.user).await?;
         let contents = source == "." || source.ends_with("/.");
@@ -180,7 +182,7 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Shows how far a copy is: to people on a terminal.
+/// Shows the progress of a copy on a terminal.
 pub(super) fn bar(what: &str, size: Option<u64>) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -197,7 +199,7 @@ pub(super) fn bar(what: &str, size: Option<u64>) -> ProgressBar {
     bar
 }
 
-/// Says what was left out.
+/// Prints which entries were skipped.
 fn tell_left_out(count: u64, first: &[String]) {
     if count > 0 {
         let more = if count > first.len() as u64 {

@@ -1,4 +1,4 @@
-//! The defaults that help texts name are those of the server.
+//! Tests that the defaults in help texts are those of the server.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use clap::{Arg, Command, CommandFactory as _};
 use super::Arguments;
 use super::help::commands;
 
-/// Defaults that no value of the server can be compared with.
+/// Defaults that are described in words and have no value to compare with.
 const IN_WORDS: [&str; 7] = [
     "the user's home",
     "the template's",
@@ -47,7 +47,7 @@ fn applied_defaults(command: &Command) -> Vec<(String, String)> {
     command.get_arguments().filter_map(applied).collect()
 }
 
-/// What the server does with a create that leaves everything out, by the flags that say it.
+/// The server's defaults for a create request without fields, by the name of the flag.
 fn of_the_server() -> BTreeMap<&'static str, String> {
     let (limits, lifetime) = (Limits::default(), Lifetime::default());
     let gibibytes = |size: Bytes| format!("{}G", size.0 >> 30);
@@ -83,7 +83,7 @@ fn help_names_the_defaults_of_the_server() {
     commands(&Arguments::command(), "", &mut all);
     let mut compared = 0;
     for (words, command) in &all {
-        // Its settings are compared where they are.
+        // The settings module compares these defaults.
         if words == "serve" {
             continue;
         }
@@ -100,7 +100,7 @@ fn help_names_the_defaults_of_the_server() {
         }
         if ["run", "sandbox create", "mcp"].contains(&words.as_str()) {
             for (flag, described) in applied_defaults(command) {
-                // How long an agent's sandbox outlives its session is the command's own.
+                // This timeout of `atoll mcp` is a default of the command, not of the server.
                 if words == "mcp" && flag == "--timeout" {
                     continue;
                 }

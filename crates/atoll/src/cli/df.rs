@@ -1,4 +1,4 @@
-//! `atoll df`: who takes the disk.
+//! `atoll df`: disk usage of sandboxes.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -15,14 +15,14 @@ use crate::config::Config;
 
 /// Show how much disk space each sandbox takes, and what the host has left.
 ///
-/// A limit in brackets is advisory. What ≥ stands before has more that was not measured. Sandboxes that a server has prepared
-/// and no user has yet are one row.
+/// A limit in brackets is advisory. A size after ≥ is a lower bound. Prepared sandboxes that have
+/// no user yet are one row.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll df
   atoll df --json | jq '.sandboxes[].used'")]
 pub(crate) struct Df {
-    /// Show each prepared sandbox too.
+    /// Show a row for each prepared sandbox.
     #[arg(long, short)]
     all: bool,
     /// Print JSON, sizes in bytes.

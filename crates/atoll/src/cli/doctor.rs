@@ -1,4 +1,4 @@
-//! `atoll doctor`: what this host can do, why not, and how to get it.
+//! `atoll doctor`: checks the features of this host and names remedies for missing ones.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,10 +19,10 @@ use super::serve::database::{self, Unknown};
 use super::{block_on, paint, say};
 use crate::config::Config;
 
-/// Show what this machine can isolate, what is missing and how to get it.
+/// Check which isolation features this machine has, and how to get missing ones.
 ///
-/// Exit code 1 if sandboxes cannot be made here. The last two checks make one, and send a packet from one
-/// through this machine.
+/// The exit code is 1 if sandboxes cannot be created here. The last two checks create a sandbox,
+/// and send a packet from a sandbox through this machine.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll doctor
@@ -33,13 +33,13 @@ pub(crate) struct Doctor {
     json: bool,
 }
 
-/// How much depends on a feature.
+/// Importance of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Weight {
-    /// No sandbox without it.
+    /// Sandboxes cannot run without it.
     Required,
-    /// Sandboxes work, and are better with it.
+    /// Sandboxes run without it, with less isolation or performance.
     Recommended,
 }
 
@@ -48,16 +48,16 @@ struct Check {
     feature: &'static str,
     ok: bool,
     weight: Weight,
-    /// What was found.
+    /// Result of the check.
     found: String,
-    /// How to get it, if it is missing.
+    /// Remedy if the feature is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct Report {
-    /// A: everything; B: sandboxes work, something recommended is missing; F: no sandboxes.
+    /// A: all features; B: sandboxes work, but a recommended feature is missing; F: no sandboxes.
     grade: &'static str,
     kernel: String,
     checks: Vec<Check>,
@@ -226,7 +226,7 @@ fn features(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// What is not isolation and still matters.
+/// Checks that do not concern isolation.
 fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
     let recommended = |feature, ok: bool, found: String, remedy: String| Check {
         feature,
@@ -294,8 +294,8 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Whether a server would start on the data directory, and whether it would trust the clock. Nothing where no server
-/// has been.
+/// Checks whether a server would start on the data directory, and whether it would trust the clock.
+/// No checks if the data directory was never used by a server.
 fn database(config: &Config) -> Vec<Check> {
     let check = |feature, ok, found, remedy: Option<String>| Check {
         feature,
@@ -330,7 +330,7 @@ fn database(config: &Config) -> Vec<Check> {
     checks
 }
 
-/// Sandboxes that nobody knows of any more, if there are some.
+/// Reports sandboxes without a row in the database, if any.
 fn set_aside(config: &Config) -> Option<Check> {
     let all = orphans::list(&config.data);
     let oldest = all.first()?;
@@ -351,7 +351,7 @@ fn set_aside(config: &Config) -> Option<Check> {
     })
 }
 
-/// Rules and links of instances that ended without removing them, if there are any.
+/// Reports network rules and links that killed instances left behind, if any.
 fn stale_networks() -> Option<Check> {
     // Without root the kernel shows no rules, and the check "root" says so.
     let tags = instance::stale_networks().ok()?;
@@ -369,7 +369,7 @@ fn stale_networks() -> Option<Check> {
     })
 }
 
-/// Addresses that the operator opened to sandboxes, if there are any.
+/// Reports private addresses that the operator opened to sandboxes, if any.
 fn exceptions(config: &Config) -> Option<Check> {
     let all = serve::exceptions::read(&config.data);
     (!all.is_empty()).then(|| Check {
@@ -385,15 +385,15 @@ fn exceptions(config: &Config) -> Option<Check> {
     })
 }
 
-/// The first directory on the way up that is there.
+/// The closest ancestor directory that exists.
 fn nearest(path: &Path) -> &Path {
     path.ancestors()
         .find(|path| path.exists())
         .unwrap_or(Path::new("/"))
 }
 
-/// Makes a sandbox from `base`, or from an empty template where there is no `base` yet, and takes it
-/// away again.
+/// Creates and deletes a sandbox from `base`, or from an empty template if `base` does not exist
+/// yet.
 fn trial(config: &Config) -> Check {
     let begin = Instant::now();
     let result = attempt(config, Network::None);
@@ -411,7 +411,8 @@ fn trial(config: &Config) -> Check {
     }
 }
 
-/// Sends a packet from a sandbox through this machine's own forwarding to a namespace of ours.
+/// Sends a packet from a sandbox through this machine's forwarding to a network namespace of the
+/// test.
 fn egress(config: &Config) -> Check {
     let forwards = || std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward");
     let before = forwards().is_ok_and(|text| text.trim() == "1");
@@ -433,7 +434,7 @@ fn egress(config: &Config) -> Check {
     }
 }
 
-/// Makes a sandbox and tries what its network is for.
+/// Creates a sandbox and tests its network.
 fn attempt(config: &Config, network: Network) -> Result<Duration, Error> {
     let templates = TemplateStore::open(config.templates());
     if templates.is_ok_and(|store| store.get(BASE).is_ok()) {
@@ -443,7 +444,7 @@ fn attempt(config: &Config, network: Network) -> Result<Duration, Error> {
     }
 }
 
-/// In a data directory of its own, with a template that holds nothing.
+/// Creates a sandbox from an empty template in a temporary data directory.
 fn make_empty(config: &Config, network: Network) -> Result<Duration, Error> {
     instance::data_directory(&config.data)?;
     let directory = config.data.join(format!("doctor-{}", std::process::id()));
@@ -462,7 +463,7 @@ fn make_empty(config: &Config, network: Network) -> Result<Duration, Error> {
     made
 }
 
-/// How long the create took; with a network, a connection.
+/// Duration of the create; with a network, of a connection.
 fn make_one(
     data: &Path,
     templates: PathBuf,

@@ -1,4 +1,4 @@
-//! `atoll e2b`: what programs written for E2B are told, so that they use this server.
+//! `atoll e2b`: environment variables with which E2B clients use this server.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use super::server_args::{Remote, operator, text};
 use super::{block_on, eprint_line, say};
 use crate::config::Config;
 
-/// Let programs that are written for E2B use this server.
+/// Use this server with programs that are written for E2B.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Example:
   eval \"$(atoll e2b env)\"")]
@@ -20,11 +20,11 @@ pub(crate) enum E2b {
     Env(Env),
 }
 
-/// Print the lines to export.
+/// Print environment variables for E2B clients, as `export` lines.
 ///
-/// The server is the one that other commands use; on its own machine, the one that runs there. The key is the one that other
-/// commands use; on the server's own machine, a new one of scope sandbox:*, which is printed this once. It has the prefix that
-/// E2B's clients expect.
+/// The server and the key are those that other commands use. On the server's own machine, the
+/// default is the server that runs there and a new key of scope sandbox:*, which is printed only
+/// once. The key has the prefix that E2B clients expect.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   eval \"$(atoll e2b env)\"
@@ -34,7 +34,8 @@ pub(crate) enum E2b {
 pub(crate) struct Env {
     #[command(flatten)]
     remote: Remote,
-    /// A domain of the server's (`atoll serve --domain`), with TLS, instead of where it is; with its port if that is not 443.
+    /// Domain of the server (`atoll serve --domain`), with TLS, instead of the server's URL; with
+    /// the port if it is not 443.
     #[arg(long, value_name = "DOMAIN", conflicts_with = "url")]
     domain: Option<String>,
     /// The data directory of a server on this machine [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
@@ -77,10 +78,11 @@ impl Env {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Where the server is, and the key that other commands use for it.
+    /// URL of the server, and the key that other commands use for it.
     fn server(&self, config: &Config) -> Result<(String, Option<String>), Error> {
         let told = match &self.data_dir {
-            // A server here was named: whatever the surroundings say of another is not meant.
+            // `--data-dir` names a server of this machine: the server in the environment is
+            // ignored.
             Some(_) => self.remote.said(),
             None => self.remote.place(config)?,
         };
@@ -133,20 +135,20 @@ fn create_key(data: &Path) -> Result<String, Error> {
     spelled(text(&made, "key"), "the new key")
 }
 
-/// Where the server with this data directory says that it is; or where it is if nobody says anything else.
+/// The URL that the server of this data directory has recorded, or the default one.
 fn running(data: &Path) -> String {
     let said = std::fs::read_to_string(data.join(super::serve::PLACE));
     let said = said.map(|url| url.trim().to_owned());
     said.unwrap_or_else(|_| "http://127.0.0.1:8080".to_owned())
 }
 
-/// It goes into a shell.
+/// A shell evaluates the output.
 fn is_plain(place: &str) -> bool {
     let letter = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
     !place.is_empty() && place.chars().all(letter)
 }
 
-/// What is behind a place would be dropped by E2B's clients.
+/// E2B clients drop the path of a URL.
 fn checked(url: &str) -> Result<&str, Error> {
     let url = url.trim_end_matches('/');
     let place = url
@@ -169,7 +171,7 @@ fn read_key(file: &Path) -> Result<String, Error> {
     })
 }
 
-/// A key as E2B's clients want it.
+/// Adds the prefix that E2B clients expect to a key.
 fn spelled(key: &str, of: &str) -> Result<String, Error> {
     let key = key.trim();
     let digits = key

@@ -1,4 +1,4 @@
-//! `atoll events`: what happens to sandboxes.
+//! `atoll events`: events of sandboxes.
 
 use std::process::ExitCode;
 
@@ -11,26 +11,26 @@ use super::server_args::{Remote, below, find, plain, text};
 use super::{check_stdout, say};
 use crate::config::Config;
 
-/// Tell what happens to your sandboxes, or what happened to one.
+/// Show events of your sandboxes as they happen, or the past events of one sandbox.
 ///
-/// Without a sandbox it goes on until it is ended, and begins with what happens now. No event is missed if the connection
-/// breaks.
+/// Without a sandbox, the command follows new events until it is interrupted. No event is lost if
+/// the connection breaks.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll events
-  atoll events --after 0 --json       everything that is remembered, then what happens
-  atoll events web                    what happened to one
+  atoll events --after 0 --json       all stored events, then new ones
+  atoll events web                    past events of one sandbox
   atoll events web -f")]
 pub(crate) struct Events {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: Option<String>,
-    /// Go on with what happens now.
+    /// Follow new events.
     #[arg(long, short)]
     follow: bool,
-    /// Begin behind this number.
+    /// Start after the event with this number.
     #[arg(long, value_name = "N")]
     after: Option<i64>,
-    /// Print JSON, a line an event.
+    /// Print JSON, one line per event.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -53,7 +53,7 @@ impl Events {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// What happened to one; the number of the last.
+    /// Prints the past events of a sandbox; returns the number of the last.
     async fn list(&self, client: &Client, id: &str) -> Result<i64, Error> {
         let mut last = self.after.unwrap_or(0);
         loop {
@@ -101,7 +101,7 @@ pub(crate) fn print(event: &Value, json: bool) {
     }
     let (at, id) = (text(event, "at"), text(event, "sandboxID"));
     let mut line = format!("{at}  {id}  {:<16}", plain(text(event, "type")));
-    // What it is called, and why that happened; the rest is for programs.
+    // Name and reason of the event; the other fields are for programs.
     for name in ["alias", "reason", "error"] {
         let word = plain(text(&event["data"], name));
         if !word.is_empty() {

@@ -22,11 +22,12 @@ use super::{as_command, check_stdout, eprint_line, print_error, say, unwritten};
 use crate::config::Config;
 pub(crate) use ending::{Lost, explain_lost, find_end, is_killed};
 
-/// Run a command in a sandbox, with our own input, output and exit code.
+/// Run a command in a sandbox, connected to this terminal or pipe, and exit with its code.
 ///
-/// The command is started once, and its output comes whole and once, also if the connection breaks or the server is
-/// started again meanwhile. 124: the deadline was reached, or the lifetime of the sandbox ended; 137: the sandbox ran out of memory;
-/// 125: Atoll itself failed, or the sandbox was stopped or deleted; 126 and 127: the command cannot be run or was not found.
+/// The command is started exactly once, and its output is complete and not repeated, even if the
+/// connection breaks or the server restarts. Exit codes: 124, the deadline was reached or the
+/// lifetime of the sandbox ended; 137, the sandbox ran out of memory; 125, Atoll itself failed, or
+/// the sandbox was stopped or deleted; 126 and 127, the command cannot be run or was not found.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll exec web ls -l
@@ -34,10 +35,10 @@ pub(crate) use ending::{Lost, explain_lost, find_end, is_killed};
   atoll exec web --timeout 30s --cwd work -e CI=1 -- make test
   atoll exec web -d -- python3 -m http.server      in the background; its id is printed")]
 pub(crate) struct Exec {
-    /// Kill the command and all it started after this long.
+    /// Kill the command and all processes that it started after this time.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
-    /// Set a variable.
+    /// Set an environment variable.
     #[arg(long = "env", short = 'e', value_name = "K=V")]
     env: Vec<String>,
     /// Run in this directory of the sandbox [default: the user's home].
@@ -46,7 +47,7 @@ pub(crate) struct Exec {
     /// Run as this user of the sandbox [default: the template's].
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Start it and print its id; `atoll logs` shows what it writes.
+    /// Start the command and print its id; `atoll logs` shows its output.
     #[arg(long, short)]
     detach: bool,
     /// Print JSON instead of the id.
@@ -54,7 +55,7 @@ pub(crate) struct Exec {
     json: bool,
     #[command(flatten)]
     remote: Remote,
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// The command and its arguments.
     #[arg(
@@ -92,7 +93,7 @@ impl Exec {
                 }
                 return check_stdout().map(|()| 0);
             }
-            // From here on signals are ours to pass on.
+            // From here on signals are forwarded to the command.
             let mut signals = Signals::new()?;
             let exit = asked.pass(client, &sandbox, &mut signals).await?;
             explain(exit, self.timeout, None);
@@ -101,7 +102,7 @@ impl Exec {
     }
 }
 
-/// Whether there is any input.
+/// Whether standard input is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Input {
     Null,
@@ -119,7 +120,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// As the API wants it.
+    /// The body of the request.
     fn body(&self, input: Input) -> Value {
         let (program, args) = match self.command.split_first() {
             Some((program, args)) => (program.as_str(), args),
@@ -141,7 +142,7 @@ impl Asked<'_> {
         body
     }
 
-    /// Runs it with our own input and output, to its end.
+    /// Runs the command with the standard streams of this process, until it ends.
     pub(crate) async fn pass(
         &self,
         client: &Client,
@@ -161,7 +162,8 @@ impl Asked<'_> {
         let fed = async {
             if let Some((remote, given)) = &mut input {
                 while let Some(bytes) = given.recv().await {
-                    // It need not want it; what is wrong with the sandbox is told by its output.
+                    // A command need not read its input; errors of the sandbox are reported by the
+                    // output stream.
                     if !remote.write(&Bytes::from(bytes)).await.unwrap_or(false) {
                         break;
                     }
@@ -180,7 +182,7 @@ impl Asked<'_> {
     }
 }
 
-/// Says why a command was killed, if it was us or the kernel on our behalf.
+/// Prints why a command was killed, if by Atoll or by the kernel's OOM killer.
 pub(crate) fn explain(exit: Exit, deadline: Option<Duration>, memory: Option<Size>) {
     if exit.oom_killed {
         let much = memory.map_or_else(String::new, |memory| {
@@ -197,7 +199,7 @@ pub(crate) fn explain(exit: Exit, deadline: Option<Duration>, memory: Option<Siz
     }
 }
 
-/// Whether it is not known what became of what was asked.
+/// Whether it is unknown if the request was processed.
 fn is_broken(error: &Error) -> bool {
     matches!(
         error.code.category(),
@@ -205,7 +207,7 @@ fn is_broken(error: &Error) -> bool {
     )
 }
 
-/// Passes the first signal on; a second one means business, and comes at once; a third leaves the command alone.
+/// Forwards the first signal; the second one kills the command; the third one detaches from it.
 async fn pass_signals(remote: &atoll_client::ExecInput<'_>, signals: &mut Signals) -> Error {
     let mut number = signals.next().await;
     loop {
@@ -216,9 +218,9 @@ async fn pass_signals(remote: &atoll_client::ExecInput<'_>, signals: &mut Signal
             sent = sent => {
                 match sent {
                     Ok(()) => {}
-                    // It has ended meanwhile, as its output tells.
+                    // The command has ended meanwhile; the output stream reports it.
                     Err(error) if error.code.category() == Category::NotFound => {}
-                    // It may have come or not: the next one may be the first.
+                    // The signal may not have been delivered: the next one counts as the first.
                     Err(error) if !last && is_broken(&error) => {
                         signals.before = false;
                         eprint_line("atoll: the connection broke: the signal may not have come");
@@ -237,14 +239,14 @@ async fn pass_signals(remote: &atoll_client::ExecInput<'_>, signals: &mut Signal
     }
 }
 
-/// Our own input, read on a thread of its own: a read of a terminal cannot be taken back.
+/// Reads standard input on a separate thread, because a read of a terminal cannot be cancelled.
 pub(crate) fn read_input() -> mpsc::Receiver<Vec<u8>> {
     let (read, given) = mpsc::channel(4);
     std::thread::spawn(move || drop(pass_on(std::io::stdin().lock(), &read)));
     given
 }
 
-/// Writes what a command says to where it says it, until its end.
+/// Copies the output of a command to standard output and standard error until it ends.
 async fn pass_output(command: &mut Command<'_>) -> Result<Exit, Error> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     loop {
@@ -270,7 +272,7 @@ async fn pass_output(command: &mut Command<'_>) -> Result<Exit, Error> {
             if error.kind() != std::io::ErrorKind::BrokenPipe {
                 print_error(&unwritten(&error));
             }
-            // What a closed pipe would have told it without a sandbox around it.
+            // The signal that the command would receive from a closed pipe without a sandbox.
             let pipe = SignalKind::pipe().as_raw_value();
             command.remote().signal(pipe).await?;
             return finish(command).await;
@@ -278,7 +280,7 @@ async fn pass_output(command: &mut Command<'_>) -> Result<Exit, Error> {
     }
 }
 
-/// Nobody reads any more: its end is waited for.
+/// The readers have exited: wait for the end of the command.
 async fn finish(command: &mut Command<'_>) -> Result<Exit, Error> {
     loop {
         if let ExecEvent::Exit(exit) = command.next().await? {

@@ -1,4 +1,4 @@
-//! `atoll files`: looks at the files of a sandbox, and changes which there are.
+//! `atoll files`: lists, reads, searches and changes files of a sandbox.
 
 mod change;
 mod search;
@@ -17,9 +17,10 @@ use super::{check_stdout, eprint_line, say};
 use crate::config::Config;
 use change::Transfer;
 
-/// Look at the files of a sandbox, and change which there are.
+/// List, read, search and change files of a sandbox.
 ///
-/// Relative paths, and ~, start at the user's home. `atoll cp` copies in and out.
+/// Relative paths, and ~, start at the user's home. `atoll cp` copies files into and out of a
+/// sandbox.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   atoll files ls web
@@ -30,7 +31,7 @@ use change::Transfer;
 pub(crate) enum Files {
     #[command(visible_alias = "list")]
     Ls(Ls),
-    /// Show one file or directory itself; a symbolic link is not followed.
+    /// Show the metadata of one path, without following a symbolic link.
     Stat(Stat),
     /// Write a file to standard output.
     #[command(visible_alias = "read")]
@@ -39,12 +40,12 @@ pub(crate) enum Files {
     Search(search::Search),
     #[command(visible_alias = "delete")]
     Rm(Rm),
-    /// Make a directory, with those above it.
+    /// Create a directory and its missing parents.
     Mkdir(One),
-    /// Move or rename a file or directory in the sandbox.
+    /// Move or rename a file or directory within the sandbox.
     #[command(visible_aliases = ["move", "rename"])]
     Mv(change::FromTo),
-    /// Copy a file or directory in the sandbox; `atoll cp` copies in and out.
+    /// Copy a file or directory within the sandbox; `atoll cp` copies into and out of it.
     #[command(visible_alias = "copy")]
     Cp(change::FromTo),
     Chmod(change::Chmod),
@@ -52,10 +53,10 @@ pub(crate) enum Files {
     Watch(Watch),
 }
 
-/// As whom, and where.
+/// User and server of a file command.
 #[derive(Debug, Args)]
 struct Common {
-    /// As this user of the sandbox [default: the template's].
+    /// Act as this user of the sandbox [default: the template's].
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
     #[command(flatten)]
@@ -63,7 +64,7 @@ struct Common {
 }
 
 impl Common {
-    /// A file call about a path.
+    /// Calls the file API for one path.
     fn path(&self, sandbox: &str, call: &[&str], asked: &[(&str, &str)]) -> String {
         file_call(sandbox, call, asked, self.user.as_deref())
     }
@@ -74,7 +75,7 @@ impl Common {
   atoll files cat web notes.txt
   atoll files mkdir web work/out")]
 pub(crate) struct One {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// The path in the sandbox.
     path: String,
@@ -87,7 +88,7 @@ pub(crate) struct One {
   atoll files stat web notes.txt
   atoll files stat web /etc/passwd --json | jq -r .mode")]
 pub(crate) struct Stat {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// The path in the sandbox.
     path: String,
@@ -104,12 +105,12 @@ pub(crate) struct Stat {
   atoll files ls web
   atoll files ls web /srv --depth 3 --json | jq -r '.[].path'")]
 pub(crate) struct Ls {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// The directory.
     #[arg(default_value = ".")]
     path: String,
-    /// How many levels.
+    /// Number of levels to list.
     #[arg(long, default_value_t = 1, value_name = "N")]
     depth: u32,
     /// Print JSON.
@@ -125,33 +126,33 @@ pub(crate) struct Ls {
   atoll files rm web old.txt
   atoll files rm -r web build")]
 pub(crate) struct Rm {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Files and directories in the sandbox.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// A directory with all that is below.
+    /// Remove directories with their contents.
     #[arg(long, short)]
     recursive: bool,
     #[command(flatten)]
     common: Common,
 }
 
-/// Tell what happens in a directory, until the directory or the sandbox ends.
+/// Print changes in a directory until the directory is removed or the sandbox ends.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll files watch web work --recursive
   atoll files watch web . --json")]
 pub(crate) struct Watch {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// The directory.
     #[arg(default_value = ".")]
     path: String,
-    /// With all directories below.
+    /// Include all subdirectories.
     #[arg(long, short)]
     recursive: bool,
-    /// Print JSON, a line an event.
+    /// Print JSON, one line per event.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -306,7 +307,7 @@ impl Watch {
     }
 }
 
-/// Where a path leads to: the entry itself, and whether it is a directory, through a link too.
+/// Looks up a path: the entry itself, and whether it is a directory after following links.
 pub(super) async fn look(
     client: &Client,
     sandbox: &str,

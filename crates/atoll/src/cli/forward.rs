@@ -1,4 +1,4 @@
-//! `atoll forward`: ports of this machine that lead to ports of a sandbox.
+//! `atoll forward`: forwards ports of this machine to ports of a sandbox.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -15,34 +15,35 @@ use super::server_args::{Remote, below, find};
 use super::{eprint_line, say};
 use crate::config::Config;
 
-/// When nobody can be let in, the next try is so much later.
+/// Delay after a failed `accept`.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Let ports of this machine lead to ports of a sandbox.
+/// Forward ports of this machine to ports of a sandbox.
 ///
-/// Servers that listen on the sandbox's loopback alone are reached too. What listens here is told in a line each.
+/// Servers that listen only on the sandbox's loopback are reached too. One line per forwarded port
+/// is printed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll forward web 8000               127.0.0.1:8000 here is 8000 there
   atoll forward web 8080:80 5432:5432
-  atoll forward web 0:80 --json        a free port, which is told")]
+  atoll forward web 0:80 --json        a free port, which is printed")]
 pub(crate) struct Forward {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// LOCAL:REMOTE, or one number for both.
+    /// LOCAL:REMOTE, or one port number for both.
     #[arg(required = true, value_name = "LOCAL:REMOTE")]
     ports: Vec<Ports>,
-    /// Where to listen on this machine.
+    /// Address of this machine to listen on.
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     address: IpAddr,
-    /// Print JSON, a line a port.
+    /// Print JSON, one line per port.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     remote: Remote,
 }
 
-/// From which port to which.
+/// Local and remote port.
 #[derive(Debug, Clone, Copy)]
 struct Ports {
     local: u16,
@@ -73,7 +74,7 @@ impl Forward {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         self.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
-            // That it is there is known before somebody connects.
+            // Check that the sandbox exists before the first client connects.
             client.call(&Request::get(below(&sandbox, &[]))).await?;
             let mut listeners = Vec::new();
             for ports in &self.ports {
@@ -108,7 +109,7 @@ fn busy(port: u16, error: &std::io::Error) -> Error {
     Error::new(Code::Conflict, message).remedy("choose another: LOCAL:REMOTE; 0 is a free one")
 }
 
-/// Takes connections until somebody ends us.
+/// Accepts connections until the process is terminated.
 async fn serve(
     client: &Client,
     sandbox: &str,
@@ -125,7 +126,8 @@ async fn serve(
     }
 }
 
-/// Somebody who comes. One who is gone already is no trouble; one for whom there is no room waits until there is.
+/// Accepts one connection. Connections that were closed already are skipped; while the process is
+/// out of descriptors, `accept` is retried.
 async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
@@ -135,7 +137,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
-/// One connection; that it fails ends nothing else.
+/// Forwards one connection; its failure does not affect others.
 async fn join(client: &Client, path: &str, stream: TcpStream) {
     let _ = stream.set_nodelay(true);
     let joined = match client.socket(path).await {

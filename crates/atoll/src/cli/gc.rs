@@ -12,18 +12,18 @@ use super::local::Local;
 use super::{print_error, say};
 use crate::config::Config;
 
-/// Remove what dead runs left behind: processes, control groups, files, network rules and links.
+/// Remove leftovers of runs that were killed: processes, cgroups, files, network rules and links.
 ///
-/// Network rules and links are removed for every data directory of this host.
-/// Sandboxes of living runs and servers are not touched, nor are those you chose to keep and what runs
-/// with a name have to tell (atoll rm removes those).
+/// Network rules and links are removed for every data directory of this host. Sandboxes of active
+/// runs and servers are not touched, nor are kept sandboxes and the output and exit codes of named
+/// runs (`atoll rm` removes those).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll gc            what runs of this data directory left
   atoll gc --all      what runs of any data directory left
   atoll gc --kept     also the sandboxes kept by atoll run --keep")]
 pub(crate) struct Gc {
-    /// Look at every data directory of this host.
+    /// Act on every data directory of this host.
     #[arg(long)]
     all: bool,
     /// Remove the sandboxes kept by `atoll run --keep` too.
@@ -44,7 +44,7 @@ impl Gc {
         let facts = Facts::read();
         let mut collected = instance::collect(scope, &facts)?;
         if self.all {
-            // Directories whose registration a reboot took away.
+            // Directories whose registration was lost at a reboot.
             let mine = instance::collect(Scope::Below(&config.data), &facts)?;
             collected.instances.extend(mine.instances);
             collected.networks.extend(mine.networks);

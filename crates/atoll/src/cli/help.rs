@@ -1,10 +1,11 @@
-//! Every command explains itself: its purpose, each argument and option, and the arguments in the order of use.
+//! Tests of help texts: every command, argument and option is described, and arguments are in a
+//! consistent order.
 
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Arguments;
 
-/// Every command that help shows, with the words that call it.
+/// Every visible command with its full name.
 pub(super) fn commands(command: &Command, words: &str, all: &mut Vec<(String, Command)>) {
     for below in command.get_subcommands() {
         let words = format!("{words} {}", below.get_name()).trim().to_owned();
@@ -73,7 +74,7 @@ fn arguments_are_listed_in_the_order_of_use() {
     assert!(compared > 15, "{compared}");
 }
 
-/// A sandbox is the first argument of every command that has one: `files rm SANDBOX PATH`, never the other way round.
+/// A sandbox is the first argument of every command that takes one: `files rm SANDBOX PATH`.
 #[test]
 fn the_sandbox_comes_first() {
     for (words, command) in every_command() {

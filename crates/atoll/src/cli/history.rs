@@ -1,4 +1,4 @@
-//! `atoll history`: what was run in sandboxes and what happened to them, also after they were deleted.
+//! `atoll history`: commands and events of sandboxes, including deleted ones.
 
 use std::process::ExitCode;
 
@@ -15,10 +15,10 @@ use super::server_args::{Remote, plain, say_json, text};
 use super::{check_stdout, say};
 use crate::config::Config;
 
-/// The most entries of one page of the API.
+/// Maximum page size of the API.
 const PAGE: usize = 100;
 
-/// List all sandboxes that ever were, or what was run in one of them.
+/// List all past and present sandboxes, or the commands of one of them.
 ///
 /// Deleted sandboxes are listed too. The output of commands is kept only while the sandbox exists: `atoll logs` shows it.
 #[derive(Debug, Args)]
@@ -28,12 +28,13 @@ const PAGE: usize = 100;
   atoll history web --events         when it was created, stopped, deleted …
   atoll history i5f2 --json | jq -r '.[] | [.startedAt, .exitCode, .cmd] | @tsv'")]
 pub(crate) struct History {
-    /// Id, name, the beginning of an id, or the id of a session. A name that several sandboxes had is that of the newest.
+    /// Id, name, prefix of an id, or id of a session. If several sandboxes had the name, the newest
+    /// is shown.
     sandbox: Option<String>,
-    /// Show what happened to the sandbox, oldest first, instead of what was run in it.
+    /// Show the events of the sandbox, oldest first, instead of its commands.
     #[arg(long, requires = "sandbox", conflicts_with_all = ["quiet", "limit"])]
     events: bool,
-    /// The most entries to show; 0 is all.
+    /// Maximum number of entries; 0 is all.
     #[arg(long, short = 'n', default_value_t = 100, value_name = "N")]
     limit: usize,
     /// Print only ids.
@@ -126,12 +127,12 @@ impl History {
     }
 }
 
-/// A limit as it was given, where 0 is none.
+/// The limit of the command line, where 0 is no limit.
 fn most(limit: usize) -> usize {
     if limit == 0 { usize::MAX } else { limit }
 }
 
-/// The first entries of a list; the server is asked for no more pages than these take.
+/// Fetches the first entries of a list, with as few pages as possible.
 async fn newest(client: &Client, path: &str, limit: usize) -> Result<Vec<Value>, Error> {
     let most = most(limit);
     let page = most.min(PAGE).to_string();
@@ -155,7 +156,7 @@ async fn newest(client: &Client, path: &str, limit: usize) -> Result<Vec<Value>,
     Ok(all)
 }
 
-/// The id of the sandbox or session with this name, which may be deleted.
+/// The id of the sandbox or session with this name; deleted sandboxes are included.
 async fn find(client: &Client, name: &str) -> Result<String, Error> {
     let request = Request::get(path(&["sessions", name]));
     let is_id = name.parse::<SandboxId>().is_ok();
@@ -170,7 +171,7 @@ async fn find(client: &Client, name: &str) -> Result<String, Error> {
     choose(&all, name)
 }
 
-/// The newest sandbox of this name, or the only one whose id begins with it.
+/// The newest sandbox of this name, or the only one whose id has this prefix.
 fn choose(all: &[Value], name: &str) -> Result<String, Error> {
     let id = |session: &Value| text(session, "sandboxID").to_owned();
     let is_named = |session: &&Value| !name.is_empty() && text(session, "alias") == name;

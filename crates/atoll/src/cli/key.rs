@@ -1,4 +1,4 @@
-//! `atoll key`: makes keys of a server, lists and revokes them.
+//! `atoll key`: creates, lists and revokes API keys.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::server_args::{Remote, plain, say_json, text};
 use super::{eprint_line, print_error, say};
 use crate::config::Config;
 
-/// Make keys of a server, list and revoke them.
+/// Create, list and revoke API keys of a server.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   atoll key create ci --expires 90d
@@ -32,35 +32,35 @@ pub(crate) enum Key {
     Rm(Rm),
 }
 
-/// What a key is good for.
+/// Scope of a key.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Scope {
-    /// Everything, in every org.
+    /// All operations in all orgs.
     Admin,
-    /// Everything with the org's sandboxes.
+    /// All operations on the org's sandboxes.
     #[value(name = "sandbox:*")]
     Sandboxes,
-    /// Looking at them.
+    /// Read access to the org's sandboxes.
     #[value(name = "sandbox:read")]
     Read,
 }
 
-/// Make a key; its secret is printed, this once.
+/// Create a key and print its secret, which is shown only once.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll key create laptop
   ATOLL_API_KEY=$(atoll key create ci --expires 90d)
   atoll key create watcher --scope sandbox:read --org team-a")]
 pub(crate) struct Create {
-    /// What people call it.
+    /// Name of the key.
     name: String,
-    /// What it is good for; no more than your own.
+    /// Scope of the key; at most your own.
     #[arg(long, default_value = "sandbox:*", value_name = "SCOPE")]
     scope: Scope,
-    /// When it ends, from now [default: never, or with your own].
+    /// Time from now after which the key expires [default: never, or with your own].
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     expires: Option<Duration>,
-    /// Whose it is, by id or name; another than your own is an admin's to say.
+    /// Org of the key, by id or name; orgs other than your own need an admin key.
     #[arg(long, value_name = "ORG")]
     org: Option<String>,
     /// Print JSON.
@@ -76,10 +76,10 @@ pub(crate) struct Create {
   atoll key ls
   atoll key ls --org team-a --json | jq -r '.[].keyID'")]
 pub(crate) struct Ls {
-    /// Whose, by id or name [default: your own].
+    /// Org of the keys, by id or name [default: your own].
     #[arg(long, value_name = "ORG")]
     org: Option<String>,
-    /// Those that are revoked, too.
+    /// Include revoked keys.
     #[arg(long, short)]
     all: bool,
     /// Print JSON.
@@ -89,7 +89,7 @@ pub(crate) struct Ls {
     remote: Remote,
 }
 
-/// Revoke keys: they are refused at once.
+/// Revoke keys, with immediate effect.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   atoll key rm key_5f2k0v1x9q8w7e6r5t4y")]
@@ -97,7 +97,7 @@ pub(crate) struct Rm {
     /// Ids, as `atoll key ls` shows them.
     #[arg(required = true, value_name = "KEY")]
     keys: Vec<String>,
-    /// Whose, by id or name [default: your own].
+    /// Org of the keys, by id or name [default: your own].
     #[arg(long, value_name = "ORG")]
     org: Option<String>,
     #[command(flatten)]
@@ -188,7 +188,7 @@ impl Ls {
 }
 
 impl Rm {
-    /// One after the other; each may fail by itself.
+    /// Revokes the keys in order; a failure does not stop the others.
     fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let failed = self.remote.with(config, async |client| {
             let org = match &self.org {

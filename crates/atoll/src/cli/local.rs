@@ -10,13 +10,14 @@ use crate::config::Config;
 /// The flag of a command that acts on this machine only.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Local {
-    /// Act on this machine although `ATOLL_URL`, `ATOLL_API_KEY` or `atoll login` name a server.
+    /// Act on this machine although `ATOLL_URL`, `ATOLL_API_KEY` or `atoll login` selects a server.
     #[arg(long)]
     local: bool,
 }
 
 impl Local {
-    /// Refuses to act on this machine if a server is configured: the user may take one for the other.
+    /// Returns an error if a server is configured, because the user may expect the command to act
+    /// on it.
     pub(crate) fn require(self, command: &str, config: &Config) -> Result<(), Error> {
         if self.local {
             return Ok(());
@@ -43,7 +44,7 @@ impl Local {
 /// The flags of a command that acts on a server if one is configured, else on this machine.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct LocalOrRemote {
-    /// Act on this machine, whatever server is configured.
+    /// Act on this machine even if a server is configured.
     #[arg(long, conflicts_with_all = ["url", "profile"])]
     local: bool,
     #[command(flatten)]

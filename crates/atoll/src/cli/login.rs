@@ -1,4 +1,4 @@
-//! `atoll login`: remembers a server and its key under a name.
+//! `atoll login`: stores a server and its key as a profile.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -13,10 +13,10 @@ use super::{block_on, eprint_line};
 use crate::config::Config;
 use crate::config::profiles::{Profile, Profiles};
 
-/// Remember a server and its key, so that other commands find it.
+/// Store a server and its key as a profile that other commands use.
 ///
-/// The key is asked for, or read from standard input. It is tried before it is written to atoll/config.toml below
-/// `$XDG_CONFIG_HOME` or ~/.config, which only you can read.
+/// The key is read from a prompt or from standard input. It is verified, then written to
+/// atoll/config.toml below `$XDG_CONFIG_HOME` or ~/.config, which only you can read.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll login https://sandboxes.example.com
@@ -24,13 +24,13 @@ use crate::config::profiles::{Profile, Profiles};
   atoll login --profile work https://sandboxes.example.com
   atoll login --no-key http://127.0.0.1:8080      a server of `atoll serve --dev`")]
 pub(crate) struct Login {
-    /// Where the server is.
+    /// URL of the server.
     #[arg(default_value = "http://127.0.0.1:8080")]
     url: String,
-    /// What it is called; it becomes the default one.
+    /// Name of the profile, which becomes the default.
     #[arg(long, default_value = "default", value_name = "NAME")]
     profile: String,
-    /// Without a key.
+    /// Store no key.
     #[arg(long)]
     no_key: bool,
 }
@@ -73,7 +73,7 @@ impl Login {
     }
 }
 
-/// Where a key comes from, for a login that the server refused.
+/// Remedy for a key that the server rejected.
 fn refused(error: Error, without_key: bool) -> Error {
     if error.code.category() != Category::Auth {
         return error;
@@ -86,7 +86,7 @@ fn refused(error: Error, without_key: bool) -> Error {
     })
 }
 
-/// The key, which is not shown; or the signal that came instead.
+/// Reads the key without echo; the inner `Err` is a signal that arrived first.
 async fn key() -> Result<Result<String, i32>, Error> {
     let asked = std::io::stdin().is_terminal();
     let mut signals = Signals::new()?;
@@ -95,7 +95,7 @@ async fn key() -> Result<Result<String, i32>, Error> {
         let _ = write!(std::io::stderr(), "key: ");
     }
     let (read, line) = tokio::sync::oneshot::channel();
-    // A thread of its own: a read of a terminal cannot be taken back.
+    // On a separate thread, because a read of a terminal cannot be cancelled.
     std::thread::spawn(move || {
         let mut line = String::new();
         let done = std::io::stdin().lock().read_line(&mut line);

@@ -1,4 +1,4 @@
-//! `atoll logout`: forgets a server and its key.
+//! `atoll logout`: deletes the profile of a server.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use super::eprint_line;
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
-/// Forget a server and its key, which `atoll login` remembered.
+/// Delete a server and its key that `atoll login` stored.
 ///
 /// The server still accepts the key: `atoll key rm` revokes it.
 #[derive(Debug, Args)]
@@ -17,7 +17,7 @@ use crate::config::profiles::Profiles;
   atoll logout
   atoll logout --profile work")]
 pub(crate) struct Logout {
-    /// The name of the server [default: that of the last `atoll login`].
+    /// Name of the profile [default: that of the last `atoll login`].
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `atoll logs`: what the commands of a sandbox wrote, and write.
+//! `atoll logs`: output of the commands of a sandbox.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use super::server_args::{Remote, below, find, text};
 use super::{check_stdout, eprint_line, say, say_bytes};
 use crate::config::Config;
 
-/// Show what the commands of a sandbox wrote, one command after the other.
+/// Show the output of the commands of a sandbox, one command after the other.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll logs web
@@ -19,15 +19,15 @@ use crate::config::Config;
   atoll logs web --json | jq -r 'select(.stream == \"stderr\").text'
   atoll logs web --exec \"$(atoll exec -d web -- make)\" -f")]
 pub(crate) struct Logs {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// Go on with what they write now.
+    /// Follow new output.
     #[arg(long, short)]
     follow: bool,
-    /// Only this command.
+    /// Show the output of this command only.
     #[arg(long, value_name = "EXEC")]
     exec: Option<String>,
-    /// Print JSON, a line a line.
+    /// Print JSON, one object per line of output.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -77,7 +77,7 @@ impl Logs {
         Ok(())
     }
 
-    /// One command's output, exactly; without --follow as far as it is.
+    /// Copies the exact output of one command; without --follow, up to its current end.
     async fn one(&self, client: &Client, id: &str, exec: &str) -> Result<(), Error> {
         let about = Request::get(below(id, &["commands", exec]));
         let about = client.call(&about).await?;

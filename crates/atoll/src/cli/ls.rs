@@ -16,14 +16,15 @@ use super::server_args::{Remote, plain, say_json, shortened, text};
 use super::{block_on, eprint_line, say};
 use crate::config::Config;
 
-/// How long a command that ended meanwhile may take to be told of.
+/// Timeout for the state of a command that may have ended meanwhile.
 const NEWS: Duration = Duration::from_millis(50);
 
 /// List the sandboxes of the server in use, newest first, and the named runs of this machine.
 ///
-/// A run (`atoll run --name`) is attached: a process passes its output on; running: it continues without one; ended: its
-/// output and exit code can be read; lost: the machine was restarted, or its keeper was killed; unfinished: its command
-/// was not started. With a filter, only sandboxes are listed.
+/// States of a run (`atoll run --name`): attached, a client is attached; running, no client is
+/// attached; ended, its output and exit code can be read; lost, the machine was restarted or its
+/// keeper was killed; unfinished, its command was not started. With a filter, only sandboxes are
+/// listed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll ls
@@ -33,7 +34,7 @@ const NEWS: Duration = Duration::from_millis(50);
 pub(crate) struct Ls {
     #[command(flatten)]
     filter: Filter,
-    /// Only the runs of this machine.
+    /// List only the runs of this machine.
     #[arg(long, conflicts_with_all = ["url", "profile", "state", "template", "metadata", "search"])]
     local: bool,
     /// Print only the ids of sandboxes and the names of runs.
@@ -49,15 +50,15 @@ pub(crate) struct Ls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
-    /// A process is there and passes everything on.
+    /// A client is attached and copies the output.
     Attached,
-    /// Nobody is there.
+    /// The command runs without an attached client.
     Running,
-    /// Its result waits.
+    /// The command has ended and its result is stored.
     Ended,
-    /// Nobody knows how it ended.
+    /// The command has ended and its result is lost.
     Lost,
-    /// Its beginning was cut off.
+    /// The command was not started.
     Unfinished,
 }
 
@@ -68,7 +69,7 @@ struct Line {
     state: State,
     /// Microseconds since 1970.
     started_at: Option<i64>,
-    /// Seconds, while it runs.
+    /// Seconds since the start, while the command runs.
     running_for: Option<u64>,
     exit_code: Option<i32>,
     template: Option<String>,
@@ -77,7 +78,7 @@ struct Line {
 
 impl Ls {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        // A machine without a server has runs alone.
+        // Without a server, only runs are listed.
         let wanted = !self.filter.is_empty() || !self.local && self.remote.exists(config)?;
         let sandboxes = if wanted {
             let listing = async |client: &_| self.filter.list(client).await;
@@ -120,7 +121,7 @@ async fn runs(config: &Config) -> Result<Vec<Line>, Error> {
     Ok(lines)
 }
 
-/// As the API describes sandboxes, and each with its kind.
+/// Sandboxes as in the API and runs, each with its `kind`.
 fn print_json(mut sandboxes: Vec<Value>, runs: &[Line]) -> Result<(), Error> {
     for sandbox in &mut sandboxes {
         sandbox["kind"] = json!("sandbox");
@@ -134,7 +135,7 @@ fn print_json(mut sandboxes: Vec<Value>, runs: &[Line]) -> Result<(), Error> {
     say_json(&Value::Array(sandboxes))
 }
 
-/// One that ends meanwhile is left out.
+/// A run that is removed meanwhile is skipped.
 async fn look(place: &NamedRun, config: &Config) -> Option<Line> {
     let seen = place.inspect()?;
     let written = seen.sandboxes.into_iter().next();
@@ -142,7 +143,7 @@ async fn look(place: &NamedRun, config: &Config) -> Option<Line> {
     let written = written.and_then(|(_, _, execs)| find_written(execs));
     let line = |exec, state| line(place, template, exec, state);
     let known = written.as_ref().is_some_and(|exec| exec.status.is_some());
-    // Without a server only the sandbox's PID 1 knows whether the command still runs.
+    // Without a client, only the sandbox's PID 1 knows whether the command still runs.
     if seen.alive && seen.served.is_none() && !known {
         if let Ok(runtime) = open(place, config, config.storage_of_run().into()).await {
             let mut exec = None;
@@ -153,7 +154,7 @@ async fn look(place: &NamedRun, config: &Config) -> Option<Line> {
             let _ = runtime.close().await;
             return Some(line(exec, State::Running));
         }
-        // Somebody was quicker.
+        // The run was removed meanwhile.
         return Some(line(written, State::Attached));
     }
     let unknown = match (seen.served, seen.alive) {
@@ -164,7 +165,7 @@ async fn look(place: &NamedRun, config: &Config) -> Option<Line> {
     Some(line(written, unknown))
 }
 
-/// With the state of one whose end is not written down.
+/// Determines the state of a run whose end is not recorded.
 fn line(place: &NamedRun, template: Option<String>, exec: Option<ExecInfo>, open: State) -> Line {
     let status = exec.as_ref().and_then(|exec| exec.status);
     let state = match (&exec, status) {

@@ -1,7 +1,7 @@
-//! `atoll mcp`: sandboxes as tools of agents, by the Model Context Protocol on standard input and output. A client of a server like
-//! the other commands: what its key may not do, an agent cannot do.
+//! `atoll mcp`: a Model Context Protocol server on standard input and output that gives agents
+//! sandboxes as tools. It is a client of an Atoll server, so agents have the rights of its key.
 //!
-//! Standard output belongs to the protocol; everything else goes to standard error.
+//! Standard output carries the protocol; all other output goes to standard error.
 
 mod command;
 mod files;
@@ -30,13 +30,15 @@ use crate::config::Config;
 use session::{SandboxScope, Session};
 use tools::Server;
 
-/// A call that waits for a server which is started again must be answered before its host gives up, after a minute as a rule.
+/// Time for which an unreachable server is retried. It is shorter than the usual timeout of agent
+/// hosts, one minute.
 const AWAY: Duration = Duration::from_secs(30);
 
-/// Give an agent sandboxes as tools: a server of the Model Context Protocol on standard input and output.
+/// Serve sandboxes as tools for an agent: a Model Context Protocol server on standard input and
+/// output.
 ///
-/// Made to be started by an agent host. Tools that name no sandbox use one of the session's own, which is made when it is first needed.
-/// All that a session makes is removed when it ends.
+/// An agent host starts this command. Tool calls that name no sandbox use the session's own, which
+/// is created at its first use. Sandboxes that a session created are deleted when it ends.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll mcp --net internet --timeout 1h
@@ -53,18 +55,19 @@ In the configuration of an agent host:
     }
   }")]
 pub(crate) struct Mcp {
-    /// Id, name, or the beginning of one: all tools work there, and no sandbox is made or removed.
+    /// Id, name, or a unique prefix of either: all tools use this sandbox, and no sandbox is
+    /// created or deleted.
     #[arg(long, value_name = "SANDBOX", conflicts_with_all = [
         "template", "timeout", "keep", "cpus", "memory", "disk", "pids", "net", "allow", "deny"
     ])]
     sandbox: Option<String>,
-    /// What sandboxes start from, if the agent names nothing else [default: base].
+    /// Template of new sandboxes unless the agent names another [default: base].
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// How long they live on when the session is gone without a word, or with --keep; 0 is without end.
+    /// Lifetime of the sandboxes after a session was killed, or with --keep; 0 is no end.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION", default_value = "10m")]
     timeout: Duration,
-    /// Leave them there when the session ends.
+    /// Keep the sandboxes when the session ends.
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
@@ -115,12 +118,13 @@ impl Mcp {
     }
 }
 
-/// Speaks until the host has said its last. A command that runs then has a few seconds; when this is dropped, none.
+/// Serves the protocol until the host closes it. A command that is running then has a few seconds
+/// to end.
 async fn serve(session: &Arc<Session>) -> Result<(), Error> {
     let served = Server::new(Arc::clone(session)).serve(stdio()).await;
     let running = match served {
         Ok(running) => running,
-        // It never said anything.
+        // The host closed the connection before it initialized the session.
         Err(ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(error) => {
             let message = format!("what comes on standard input is not MCP: {error}");
@@ -135,7 +139,7 @@ async fn serve(session: &Arc<Session>) -> Result<(), Error> {
     })
 }
 
-/// What is wrong, for the host's log. No more: the messages are the user's.
+/// Warnings and errors only, for the host's log: messages of the protocol contain user data.
 fn log() {
     let _ = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)

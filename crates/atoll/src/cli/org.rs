@@ -1,4 +1,4 @@
-//! `atoll org`: makes orgs of a server, lists and removes them, and sets their limits.
+//! `atoll org`: creates, lists, changes and deletes orgs of a server.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,9 +14,10 @@ use super::server_args::{Remote, plain, say_json, text};
 use super::{print_error, say};
 use crate::config::Config;
 
-/// Make orgs of a server, list and remove them, and set their limits.
+/// Create, list and delete orgs of a server, and set their limits.
 ///
-/// An org owns sandboxes and keys, and sees nothing of others. An admin makes it; `atoll key create --org` lets people in.
+/// An org owns sandboxes and keys, and cannot see those of other orgs. Creating an org needs an
+/// admin key; `atoll key create --org` creates its keys.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   atoll org create team-a --max-sandboxes 20
@@ -35,23 +36,23 @@ pub(crate) enum Org {
     Rm(Rm),
 }
 
-/// What an org may have.
+/// Limits of an org.
 #[derive(Debug, Args)]
 struct Limits {
-    /// How many sandboxes at once; 0 is as many as the machine holds.
+    /// Maximum number of sandboxes; 0 is no limit but the capacity of the machine.
     #[arg(long, value_name = "N")]
     max_sandboxes: Option<u32>,
-    /// The longest lifetime of one; 0 is without end.
+    /// Maximum lifetime of a sandbox; 0 is no limit.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     max_timeout: Option<Duration>,
 }
 
-/// Make an org; its id is printed.
+/// Create an org and print its id.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   atoll org create team-a --max-sandboxes 20 --max-timeout 24h")]
 pub(crate) struct Create {
-    /// What people call it.
+    /// Name of the org.
     name: String,
     #[command(flatten)]
     limits: Limits,
@@ -75,14 +76,14 @@ pub(crate) struct Ls {
     remote: Remote,
 }
 
-/// Set an org's name and limits.
+/// Change the name and limits of an org.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   atoll org set team-a --max-sandboxes 50 --max-timeout 0")]
 pub(crate) struct Set {
-    /// Its id or name.
+    /// Id or name of the org.
     org: String,
-    /// Another name.
+    /// New name.
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
@@ -94,9 +95,9 @@ pub(crate) struct Set {
     remote: Remote,
 }
 
-/// Remove orgs, with their keys and their history.
+/// Delete orgs with their keys and their history.
 ///
-/// An org with sandboxes that are not deleted, and the operator's own org, are not removed.
+/// An org that still has sandboxes, and the operator's own org, cannot be deleted.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   atoll org rm team-a")]
@@ -121,7 +122,7 @@ impl Org {
 }
 
 impl Limits {
-    /// As the API wants it, where `null` is no limit.
+    /// The body of the request, where `null` is no limit.
     fn asked(&self, name: Option<&String>) -> Result<Value, Error> {
         let mut asked = json!({});
         if let Some(name) = name {
@@ -197,7 +198,7 @@ impl Ls {
 }
 
 impl Rm {
-    /// Removes one after the other; each may fail by itself.
+    /// Deletes the orgs in order; a failure does not stop the others.
     fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let failed = self.remote.with(config, async |client| {
             let mut failed = None;
@@ -216,14 +217,14 @@ impl Rm {
     }
 }
 
-/// Removes an org, by its id or its name; its id.
+/// Deletes an org by its id or name; returns its id.
 async fn remove(client: &Client, org: &str) -> Result<String, Error> {
     let id = find(client, org).await?;
     client.ask(&Request::delete(path(&["orgs", &id]))).await?;
     Ok(id)
 }
 
-/// The id of an org, by that or by its name.
+/// Looks up the id of an org by id or name.
 pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
     if name.parse::<OrgId>().is_ok() {
         return Ok(name.to_owned());

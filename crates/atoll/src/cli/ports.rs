@@ -1,4 +1,4 @@
-//! `atoll ports`: what listens in a sandbox.
+//! `atoll ports`: listening ports of a sandbox.
 
 use std::process::ExitCode;
 
@@ -11,13 +11,13 @@ use super::say;
 use super::server_args::{Remote, below, find, say_json, text};
 use crate::config::Config;
 
-/// List the ports on which something listens in a sandbox.
+/// List the listening ports of a sandbox.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll ports web
   atoll ports web --json | jq '.[].port'")]
 pub(crate) struct Ports {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Print JSON.
     #[arg(long)]

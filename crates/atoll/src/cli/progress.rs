@@ -1,4 +1,4 @@
-//! A bar for long work: for people on a terminal, one line for everybody else.
+//! Progress of long operations: a bar on a terminal, otherwise one line.
 
 use std::io::IsTerminal;
 
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::eprint_line;
 
-/// Shows how a template comes to be.
+/// Shows the progress of a template build.
 pub(crate) struct Bar {
     shown: ProgressBar,
     what: String,

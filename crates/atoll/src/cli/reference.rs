@@ -34,7 +34,7 @@ fn check(page: &str, generated: &str) {
     panic!("docs/reference/{page} is not current: INSTA_UPDATE=always writes it");
 }
 
-/// Text of a help as Markdown: `<`, `*` and `|` have a meaning there outside of code.
+/// Escapes a help text for Markdown, where `<`, `*` and `|` are special outside of code.
 fn escape(text: &str) -> String {
     let mut in_code = false;
     let mut escaped = String::new();
@@ -48,7 +48,7 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// Wraps one paragraph. A line does not begin with what would be a list item.
+/// Wraps one paragraph. No line begins with a list marker.
 fn wrap(text: &str, indent: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -65,7 +65,7 @@ fn wrap(text: &str, indent: &str) -> String {
     lines.join(&format!("\n{indent}"))
 }
 
-/// Paragraphs of a help as Markdown: what is indented is a code block.
+/// Paragraphs of a help text as Markdown: indented lines become a code block.
 fn paragraphs(text: &str) -> String {
     let mut out = String::new();
     for paragraph in text.trim_end().split("\n\n") {
@@ -107,7 +107,7 @@ fn values(argument: &Arg) -> Vec<String> {
     let names: Vec<String> = visible
         .map(|value| format!("`{}`", value.get_name()))
         .collect();
-    // Those of a bool say nothing.
+    // The values of a bool are obvious.
     if names == ["`true`", "`false`"] {
         Vec::new()
     } else {
@@ -247,7 +247,7 @@ fn errors_are_documented_from_the_table() {
         out.push_str("| code | HTTP | WebSocket | exit | meaning | what to do |\n|---|---|---|---|---|---|\n");
         for code in Code::ALL.iter().filter(|code| code.category() == category) {
             let (status, close) = match code {
-                // Only clients report it.
+                // Only clients report this code.
                 Code::ServerUnreachable => (String::new(), String::new()),
                 _ => (code.status().to_string(), code.close_code().to_string()),
             };
@@ -264,7 +264,7 @@ fn errors_are_documented_from_the_table() {
     check("errors.md", &out);
 }
 
-/// What a user of any interface does about a code.
+/// Remedy for a code that fits all interfaces.
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::InvalidRequest => "Change the value that the message names, as the hint says.",

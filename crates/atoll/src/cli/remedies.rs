@@ -1,8 +1,8 @@
-//! Remedies in words of the command line, for refusals whose remedy from the server is about the HTTP API.
+//! Remedies for the command line, for errors whose remedy from the server describes the HTTP API.
 
 use atoll_model::{Code, Error};
 
-/// What to do about a refusal, by its code.
+/// Remedies by error code.
 const BY_CODE: [(Code, &str); 15] = [
     (
         Code::SandboxNotFound,
@@ -85,11 +85,11 @@ const FULL_MACHINE: &str = "remove sandboxes with `atoll rm`, or free space on t
 const NO_DISK_LIMITS: &str = "leave --disk out, or have the server started with `--storage image`";
 const REMOVE_TREE: &str = "remove it recursively: `atoll files rm --recursive`";
 
-/// What a user of the command does about a refusal; `None` if the server's remedy is right for everyone.
+/// Remedy of an error for a user of the command line; `None` if the server's remedy fits.
 pub(super) fn of_refusal(error: &Error) -> Option<String> {
     let remedy = match error.code {
         code if code.status() == 401 => LOG_IN,
-        // What the command asks for is there, where a server is.
+        // The command is implemented by a server.
         Code::NotFound if error.message.contains("no such route") => CHECK_URL,
         Code::QuotaExceeded if error.details.contains_key("max") => MORE_SANDBOXES,
         Code::Conflict if error.message.ends_with("the directory is not empty") => REMOVE_TREE,
@@ -127,14 +127,14 @@ mod tests {
     use super::super::Arguments;
     use super::*;
 
-    /// The words in backticks that begin with `atoll`.
+    /// Commands in backticks that begin with `atoll`.
     fn commands(remedy: &str) -> Vec<Vec<String>> {
         let quoted = remedy.split('`').skip(1).step_by(2);
         let words = quoted.map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         words.filter(|words| words[0] == "atoll").collect()
     }
 
-    /// Whether a command with all its words and options exists.
+    /// Whether a command exists with all its subcommands and options.
     fn exists(words: &[String]) -> bool {
         let mut command: Command = Arguments::command();
         words.iter().skip(1).all(|word| {
@@ -145,7 +145,7 @@ mod tests {
             }
             match command.find_subcommand(word).cloned() {
                 Some(below) => command = below,
-                // A value.
+                // The value of an option.
                 None => return word.chars().all(|letter| letter.is_ascii_uppercase()),
             }
             true

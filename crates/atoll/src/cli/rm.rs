@@ -15,7 +15,7 @@ use crate::config::Config;
 
 /// Remove sandboxes of the server in use, or named runs of this machine, with their files.
 ///
-/// A running command is killed.
+/// Running commands are killed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll rm web i5f2
@@ -26,10 +26,10 @@ pub(crate) struct Rm {
     /// Ids, names or unique prefixes of sandboxes; whole names of runs.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// Only the runs of this machine.
+    /// Remove only runs of this machine.
     #[arg(long, conflicts_with_all = ["url", "profile"])]
     local: bool,
-    /// Print JSON, a line for each, instead of ids and names.
+    /// Print JSON, one line per item, instead of ids and names.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -37,7 +37,7 @@ pub(crate) struct Rm {
 }
 
 impl Rm {
-    /// Removes one after the other; each may fail by itself.
+    /// Removes the items in order; a failure does not stop the others.
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let client = self.remote.client(config)?;
         let failed = block_on(async {
@@ -78,9 +78,9 @@ impl Rm {
         }
     }
 
-    /// Refuses a name that a run and a sandbox have.
+    /// Returns an error for a name that both a run and a sandbox have.
     async fn check_unambiguous(&self, client: &Client, name: &str) -> Result<(), Error> {
-        // A server that cannot be asked has no say in what this machine runs.
+        // If the server cannot be reached, runs of this machine are still removed.
         if client.call(&Request::get(below(name, &[]))).await.is_err() {
             return Ok(());
         }

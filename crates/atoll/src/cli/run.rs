@@ -1,4 +1,4 @@
-//! `atoll run`: a sandbox for one command.
+//! `atoll run`: runs one command in a new sandbox.
 
 pub(crate) mod named;
 mod remote;
@@ -29,15 +29,16 @@ use streams::{copy, feed, on_terminal, stream};
 pub(crate) use streams::{pass_on, stdin_is_null};
 use transfer::Transfer;
 
-/// Make a sandbox, run a command in it, and remove it again.
+/// Create a sandbox, run a command in it, and delete the sandbox.
 ///
-/// Input, output and the exit code pass through. 124: the deadline was reached; 137: the sandbox ran
-/// out of memory; 125: Atoll itself failed; 126 and 127: the command cannot be run or was not found.
+/// Standard input, output and the exit code are those of the command. Other exit codes: 124, the
+/// deadline was reached; 137, the sandbox ran out of memory; 125, Atoll itself failed; 126 and 127,
+/// the command cannot be run or was not found.
 ///
-/// With --name the sandbox outlives this process: if it is killed or its terminal is lost, the command
-/// goes on, and `atoll run --name NAME` attaches to it.
+/// With --name the sandbox outlives this process: if this process is killed or loses its terminal,
+/// the command continues, and `atoll run --name NAME` attaches to it.
 ///
-/// It is a sandbox of this process, or of the server that `ATOLL_URL` or `atoll login` name.
+/// The sandbox belongs to this process, or to the server that `ATOLL_URL` or `atoll login` selects.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll run -- python3 -c 'print(6*7)'
@@ -54,78 +55,81 @@ use transfer::Transfer;
   atoll run -it                          a shell to stay in
   atoll run -it --user root -- vim /etc/hosts")]
 pub(crate) struct Run {
-    /// Outlive this process; without a command, attach to what runs under this name.
+    /// Keep the run under this name when this process ends; without a command, attach to the run of
+    /// this name.
     #[arg(long)]
     name: Option<RunName>,
-    /// The template to start from.
+    /// Template to start from.
     #[arg(long, default_value = template::BASE, value_name = "NAME")]
     template: String,
-    /// Processor time, in processors.
+    /// CPU limit, in CPUs.
     #[arg(long, default_value = "2", value_name = "N")]
     cpus: Cpus,
-    /// Memory, page cache included.
+    /// Memory limit, including the page cache.
     #[arg(long, default_value = "2G", value_name = "SIZE")]
     memory: Bytes,
-    /// Processes and threads.
+    /// Limit of processes and threads.
     #[arg(long, default_value_t = Limits::default().pids, value_name = "N")]
     pids: u32,
-    /// Disk space of what is written: keeps the sandbox's files in an image of its own [default: 10G,
-    /// kept only with `ATOLL_STORAGE=image`].
+    /// Limit of the disk space that the sandbox's changes take; the sandbox's files are stored in
+    /// an image file [default: 10G, kept only with `ATOLL_STORAGE=image`].
     #[arg(long, value_name = "SIZE", conflicts_with = "keep")]
     disk: Option<Bytes>,
-    /// Kill the command and all it started after this long.
+    /// Kill the command and all processes that it started after this time.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
-    /// Set a variable.
+    /// Set an environment variable.
     #[arg(long = "env", short = 'e', value_name = "K=V")]
     env: Vec<String>,
     /// Run in this directory of the sandbox [default: the user's home].
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
-    /// Run as this user of the sandbox: a name, a number, or uid:gid [default: the template's].
+    /// Run as this user of the sandbox: a name, a uid, or uid:gid [default: the template's].
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Copy a file or directory in before the command runs.
+    /// Copy a file or directory into the sandbox before the command runs.
     #[arg(long, value_name = "SRC:DST")]
     upload: Vec<Transfer>,
-    /// Copy a file or directory out after the command has ended.
+    /// Copy a file or directory out of the sandbox after the command has ended.
     #[arg(long, value_name = "SRC:DST")]
     download: Vec<Transfer>,
-    /// Show a file or directory of this machine in the sandbox, read-only.
+    /// Mount a file or directory of this machine in the sandbox, read-only.
     #[arg(long, value_name = "SRC:DST")]
     mount: Vec<Transfer>,
-    /// What to connect it to: none is its own loopback; internet is public addresses, never this
-    /// machine, its networks or other sandboxes.
+    /// Network of the sandbox: `none` is loopback only; `internet` is public addresses, but never
+    /// this machine, its networks or other sandboxes.
     #[arg(long, default_value = "none", value_name = "none|internet")]
     net: Network,
-    /// Let it reach these addresses: 1.1.1.1, 1.1.1.0/24, 1.1.1.1:443. Without --deny, nothing else.
+    /// Allow connections to these addresses: 1.1.1.1, 1.1.1.0/24, 1.1.1.1:443. Without --deny, all
+    /// others are refused.
     #[arg(long, value_name = "RULE")]
     allow: Vec<NetworkRule>,
-    /// Refuse it these addresses, but for what --allow names.
+    /// Refuse connections to these addresses, except those that --allow names.
     #[arg(long, value_name = "RULE")]
     deny: Vec<NetworkRule>,
-    /// Open addresses that are refused to sandboxes, such as a company's registry: 10.1.2.3, 10.1.0.0/16,
-    /// 10.1.2.3:443,8000-8099; may be given again.
+    /// Allow private addresses that sandboxes cannot reach by default, such as a company's
+    /// registry: 10.1.2.3, 10.1.0.0/16, 10.1.2.3:443,8000-8099; may be repeated.
     #[arg(long, value_name = "CIDR[:PORTS]")]
     egress_allow: Vec<EgressException>,
-    /// Certificate authorities in PEM that it trusts besides those of its template; may be given again.
+    /// PEM file with certificate authorities that the sandbox trusts in addition to those of its
+    /// template; may be repeated.
     #[arg(long, value_name = "FILE")]
     ca_file: Vec<PathBuf>,
-    /// Keep the sandbox's files when the command has ended.
+    /// Keep the sandbox's files after the command has ended.
     #[arg(long)]
     keep: bool,
-    /// Run the command on a terminal: this one.
+    /// Allocate a terminal for the command and connect it to this one.
     #[arg(long, short = 't')]
     tty: bool,
-    /// Pass input through, which is always done; for the habit of -it.
+    /// No effect: standard input is always connected. Accepted so that `-it` works.
     #[arg(long, short = 'i', hide = true)]
     interactive: bool,
-    /// On this machine and in this process, whatever server is configured.
+    /// Run on this machine, in this process, even if a server is configured.
     #[arg(long, conflicts_with_all = ["url", "profile"])]
     local: bool,
     #[command(flatten)]
     remote: Remote,
-    /// The command and its arguments; on a terminal, the user's shell if there is none.
+    /// The command and its arguments; with a terminal, the default is the user's shell.
     #[arg(required_unless_present_any = ["tty", "name"], trailing_var_arg = true, value_name = "CMD")]
     command: Vec<std::ffi::OsString>,
 }
@@ -139,7 +143,7 @@ impl Run {
         };
         as_command(server.and_then(|server| match (server, &self.name) {
             (Some(client), _) => block_on(self.run_remote(&client)).map_err(|error| {
-                // ATOLL_API_KEY alone means the server of this machine, which may not run.
+                // ATOLL_API_KEY alone selects the server of this machine, which may not be running.
                 if error.code == Code::ServerUnreachable && client.target().is_socket() {
                     return error.remedy(
                         "start `atoll serve`; or run without a server: pass --local, or unset ATOLL_API_KEY",
@@ -170,7 +174,7 @@ impl Run {
                 ..network::Config::default()
             },
             authorities,
-            // A limit that is asked for is kept.
+            // An explicit disk limit is enforced.
             storage: self
                 .disk
                 .map_or(config.storage_of_run(), |_| Storage::Image),
@@ -179,7 +183,7 @@ impl Run {
         })
         .await?;
         let done = self.in_sandbox(&runtime, spec, exec, config).await;
-        // Whatever happened, nothing of the sandbox stays.
+        // The sandbox is deleted in all cases.
         let closed = runtime.close().await;
         let code = done?;
         closed?;
@@ -193,7 +197,8 @@ impl Run {
         exec: ExecSpec,
         config: &Config,
     ) -> Result<u8, Error> {
-        // From here on signals are ours to pass on; the sandbox must not outlive us.
+        // From here on signals are forwarded to the command; the sandbox must not outlive this
+        // process.
         let mut signals = Signals::new()?;
         let limits = spec.limits;
         let id = runtime.create(spec).await?.id;
@@ -282,7 +287,7 @@ impl Run {
     }
 }
 
-/// Who does file work for a run.
+/// User of file transfers of a run.
 fn caller(user: Option<String>) -> RunAs {
     RunAs {
         user,
@@ -290,7 +295,7 @@ fn caller(user: Option<String>) -> RunAs {
     }
 }
 
-/// Says why a command was killed, if it was us or the kernel on our behalf.
+/// Prints why a command was killed, if by Atoll or by the kernel's OOM killer.
 fn explain(status: &ExecStatus, limits: Limits, deadline: Option<Duration>) {
     if status.oom_killed {
         eprint_line(&format!(
@@ -305,7 +310,7 @@ fn explain(status: &ExecStatus, limits: Limits, deadline: Option<Duration>) {
     }
 }
 
-/// Copies files out after a command has ended with a code.
+/// Downloads files after the command has ended.
 async fn bring_out(
     downloads: &[Transfer],
     runtime: &LocalRuntime,
@@ -315,7 +320,7 @@ async fn bring_out(
 ) -> Result<(), Error> {
     for download in downloads {
         if let Err(error) = download.download(runtime, id, caller).await {
-            // A command that failed has said so already; its code is the one to tell.
+            // The exit code of a failed command takes precedence over errors of downloads.
             if code == 0 {
                 return Err(error);
             }
@@ -325,7 +330,7 @@ async fn bring_out(
     Ok(())
 }
 
-/// Makes `base` at its first use, with a bar.
+/// Builds `base` at its first use, with a progress bar.
 pub(crate) fn ensure_base(config: &Config) -> Result<(), Error> {
     let store = store(config)?;
     let mut bar = Bar::new("making template base from this machine's system (once)");

@@ -1,4 +1,4 @@
-//! `atoll sandbox`: makes sandboxes of a server, lists them, and changes their state.
+//! `atoll sandbox`: creates and lists sandboxes of a server, and changes their state.
 
 mod filter;
 mod lifetime;
@@ -25,9 +25,9 @@ use crate::config::Config;
 pub(crate) use filter::Filter;
 pub(crate) use lifetime::until;
 
-/// Make sandboxes of a server, list them, and change their state.
+/// Create and list sandboxes of a server, and change their state.
 ///
-/// A sandbox is named by its id, its name, or a beginning that only one has.
+/// SANDBOX is an id, a name, or a unique prefix of either.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   atoll sandbox create --name web --net internet --timeout 1h
@@ -43,15 +43,15 @@ pub(crate) enum Sandbox {
     /// Remove sandboxes, with their files.
     #[command(visible_aliases = ["delete", "kill"])]
     Rm(Several),
-    /// End the processes of sandboxes; their files stay.
+    /// Stop sandboxes: end their processes, keep their files.
     Stop(Several),
-    /// Start stopped sandboxes from their files.
+    /// Start stopped sandboxes from their stored files.
     Start(Several),
     /// Stop and start sandboxes.
     Restart(Several),
-    /// Freeze the processes of sandboxes, in memory.
+    /// Pause sandboxes: freeze their processes in memory.
     Pause(Several),
-    /// Let the processes of paused sandboxes continue.
+    /// Resume the processes of paused sandboxes.
     Resume(Several),
     Timeout(Timeout),
     #[command(visible_aliases = ["set", "update"])]
@@ -59,7 +59,7 @@ pub(crate) enum Sandbox {
     Network(network::Rules),
 }
 
-/// What happens to a sandbox whose time is up.
+/// Action at the end of a lifetime or an idle timeout.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum End {
     Destroy,
@@ -78,46 +78,47 @@ impl End {
     }
 }
 
-/// Make a sandbox; its id is printed.
+/// Create a sandbox and print its id.
 ///
-/// When its lifetime ends, a sandbox with a name is stopped: its files stay, and `atoll start` runs it again. One without
-/// a name is deleted, with its files. Both are said on standard error, and by `atoll ls`.
+/// When its lifetime ends, a sandbox with a name is stopped: its files stay, and `atoll start` runs
+/// it again. A sandbox without a name is deleted with its files. `atoll ls` and a line on standard
+/// error show when the lifetime ends.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll sandbox create
   ID=$(atoll sandbox create --memory 512M --cpus 1 --timeout 1h)
   atoll sandbox create --name web --net internet --idle-timeout 10m --on-idle pause")]
 pub(crate) struct Create {
-    /// Another name for it: a-z, 0-9 and -.
+    /// Name of the sandbox: a-z, 0-9 and -.
     #[arg(long)]
     name: Option<String>,
-    /// The template to start from [default: base].
+    /// Template to start from [default: base].
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
     #[command(flatten)]
     size: Size,
-    /// How long it lives; 0 is without end [default: 5m].
+    /// Lifetime from now on; 0 is no end [default: 5m].
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
-    /// What happens then [default: stop with --name, else destroy].
+    /// Action at the end of the lifetime [default: stop with --name, else destroy].
     #[arg(long, value_name = "WHAT")]
     on_timeout: Option<End>,
-    /// How long it may be idle [default: for ever].
+    /// Time that the sandbox may be idle [default: for ever].
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     idle_timeout: Option<Duration>,
-    /// What happens then [default: stop].
+    /// Action when the idle timeout is reached [default: stop].
     #[arg(long, value_name = "WHAT", requires = "idle_timeout")]
     on_idle: Option<End>,
-    /// When it is paused, a use of it is refused instead of letting it go on.
+    /// Refuse commands and file calls while the sandbox is paused, instead of resuming it.
     #[arg(long)]
     no_auto_resume: bool,
-    /// Let fsync inside wait for the disk: what a program synced survives a power cut.
+    /// Make `fsync` in the sandbox wait for the disk, so that synced data survives a power failure.
     #[arg(long)]
     durable: bool,
-    /// Set a variable for all its commands.
+    /// Set an environment variable for all commands of the sandbox.
     #[arg(long = "env", short = 'e', value_name = "K=V")]
     env: Vec<String>,
-    /// A word of your own.
+    /// Metadata entry of the sandbox; may be repeated with other keys.
     #[arg(long, value_name = "K=V")]
     metadata: Vec<String>,
     /// Print JSON.
@@ -127,28 +128,28 @@ pub(crate) struct Create {
     remote: Remote,
 }
 
-/// What a sandbox may use and reach.
+/// Resource limits and network of a sandbox.
 #[derive(Debug, Args)]
 pub(crate) struct Size {
-    /// Processor time, in processors [default: 2].
+    /// CPU limit, in CPUs [default: 2].
     #[arg(long, value_name = "N")]
     cpus: Option<Cpus>,
-    /// Memory, page cache included [default: 2G].
+    /// Memory limit, including the page cache [default: 2G].
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Disk space of what is written [default: 10G].
+    /// Limit of the disk space that the sandbox's changes take [default: 10G].
     #[arg(long, value_name = "SIZE")]
     disk: Option<Bytes>,
-    /// Processes and threads [default: 1024].
+    /// Limit of processes and threads [default: 1024].
     #[arg(long, value_name = "N")]
     pids: Option<u32>,
-    /// What to connect it to.
+    /// Network of the sandbox.
     #[arg(long, default_value = "none", value_name = "none|internet")]
     pub(crate) net: Network,
-    /// Let it reach these addresses. Without --deny, nothing else.
+    /// Allow connections to these addresses. Without --deny, all others are refused.
     #[arg(long, value_name = "RULE")]
     allow: Vec<NetworkRule>,
-    /// Refuse it these addresses, but for what --allow names.
+    /// Refuse connections to these addresses, except those that --allow names.
     #[arg(long, value_name = "RULE")]
     deny: Vec<NetworkRule>,
 }
@@ -162,7 +163,7 @@ pub(crate) struct Size {
 pub(crate) struct Ls {
     #[command(flatten)]
     filter: Filter,
-    /// Print ids alone.
+    /// Print only ids.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
     /// Print JSON.
@@ -178,7 +179,7 @@ pub(crate) struct Ls {
   atoll sandbox get web
   atoll sandbox get i5f2 --json | jq -r .endAt")]
 pub(crate) struct Get {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Print JSON.
     #[arg(long)]
@@ -193,25 +194,25 @@ pub(crate) struct Get {
   atoll pause web
   atoll ls -q --state paused | xargs atoll resume")]
 pub(crate) struct Several {
-    /// Ids, names, or beginnings of them.
+    /// Ids, names, or unique prefixes of either.
     #[arg(required = true, value_name = "SANDBOX")]
     sandboxes: Vec<String>,
-    /// Print JSON, a line a sandbox, instead of ids.
+    /// Print JSON, one line per sandbox, instead of ids.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     remote: Remote,
 }
 
-/// Say how long a sandbox lives from now on.
+/// Set the remaining lifetime of a sandbox.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll sandbox timeout web 2h
   atoll sandbox timeout web 0      without end")]
 pub(crate) struct Timeout {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// From now on; 0 is without end.
+    /// Lifetime from now on; 0 is no end.
     #[arg(value_parser = parse_duration)]
     duration: Duration,
     /// Print JSON.
@@ -269,7 +270,8 @@ impl Create {
         add("timeout", whole("timeout", self.timeout)?);
         add("idleTimeout", whole("idle-timeout", self.idle_timeout)?);
         let end = |end: Option<End>| end.map(|end| json!(end.name()));
-        // A sandbox with a name is for coming back to: the end of its lifetime must not take its files.
+        // Users return to a sandbox with a name, so the end of its lifetime must not delete its
+        // files.
         let on_timeout = self.on_timeout.or(self.name.as_ref().map(|_| End::Stop));
         add("onTimeout", end(on_timeout));
         add("onIdle", end(self.on_idle));
@@ -282,7 +284,7 @@ impl Create {
 }
 
 impl Size {
-    /// As the API wants it.
+    /// The body of the request.
     pub(crate) fn asked(&self) -> Result<Map<String, Value>, Error> {
         let usual = Limits::default();
         let limits = Limits {
@@ -295,7 +297,7 @@ impl Size {
     }
 }
 
-/// Makes a sandbox, once: the key tells a request that is said again.
+/// Creates a sandbox. Retries use the same idempotency key, so that only one is created.
 pub(crate) async fn create(client: &Client, asked: &Value) -> Result<Value, Error> {
     let key = RequestId::random();
     let request = Request::post("/sandboxes", asked)
@@ -304,7 +306,7 @@ pub(crate) async fn create(client: &Client, asked: &Value) -> Result<Value, Erro
     client.call(&request.idempotent()).await
 }
 
-/// What a sandbox may use and reach, as the API wants it.
+/// Limits and network as fields of the request.
 pub(crate) fn described(
     limits: Limits,
     network: Network,
@@ -337,7 +339,7 @@ fn mebibytes(field: &str, size: Bytes) -> Result<u64, Error> {
     Err(Error::invalid(field, message, "give it like 512M or 2G"))
 }
 
-/// Seconds, which a server wants whole.
+/// Whole seconds, as the API requires.
 pub(crate) fn seconds(field: &str, time: Duration) -> Result<Value, Error> {
     if time.subsec_nanos() == 0 {
         return Ok(json!(time.as_secs()));
@@ -346,7 +348,7 @@ pub(crate) fn seconds(field: &str, time: Duration) -> Result<Value, Error> {
     Err(Error::invalid(field, message, "give it like 30s, 5m or 2h"))
 }
 
-/// Words `K=V` of an option as an object; `None` if there are none.
+/// Options `K=V` as an object; `None` if there are none.
 fn pairs(option: &str, words: &[String]) -> Result<Option<Value>, Error> {
     let pairs = variables(words).map_err(|error| {
         let remedy = format!("write --{option} NAME=VALUE");
@@ -393,7 +395,7 @@ impl Ls {
     }
 }
 
-/// What a sandbox does, and why if that is not what somebody asked for.
+/// State of a sandbox, with the reason if no request caused it.
 pub(crate) fn state(sandbox: &Value) -> String {
     match (text(sandbox, "state"), text(sandbox, "reason")) {
         (state, "") => state.to_owned(),
@@ -401,14 +403,14 @@ pub(crate) fn state(sandbox: &Value) -> String {
     }
 }
 
-/// How long ago that was.
+/// Time since then.
 pub(crate) fn since(time: &str) -> String {
     let then = time.parse::<Timestamp>();
     let passed = then.map(|then| Timestamp::now().duration_since(then).as_secs());
     passed.map_or_else(|_| String::new(), |seconds| span(seconds.max(0) as u64))
 }
 
-/// A length of time, for people.
+/// Formats a duration.
 pub(crate) fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -433,7 +435,7 @@ impl Get {
 }
 
 impl Several {
-    /// One after the other; each may fail by itself.
+    /// Acts on the sandboxes in order; a failure does not stop the others.
     pub(crate) fn each(&self, config: &Config, verb: Option<&str>) -> Result<ExitCode, Error> {
         let failed = self.remote.with(config, async |client| {
             let mut failed = None;
@@ -454,7 +456,7 @@ impl Several {
     }
 }
 
-/// Points out that a name which no sandbox has is that of a run.
+/// Adds a hint to the error if the name is that of a run.
 fn explain(error: Error, name: &str, config: &Config) -> Error {
     if error.code != Code::SandboxNotFound || find_run(name, config).is_none() {
         return error;
@@ -464,7 +466,7 @@ fn explain(error: Error, name: &str, config: &Config) -> Error {
     ))
 }
 
-/// Has a sandbox changed, or taken away; what it is then.
+/// Changes or deletes a sandbox; returns its new state.
 pub(crate) async fn change(
     client: &Client,
     name: &str,
@@ -473,7 +475,7 @@ pub(crate) async fn change(
     let id = find(client, name).await?;
     let request = match verb {
         Some("restart") => Request::post(below(&id, &["restart"]), &json!({})),
-        // Asking for what is already so changes nothing.
+        // These requests are idempotent.
         Some(verb) => Request::post(below(&id, &[verb]), &json!({})).idempotent(),
         None => Request::delete(below(&id, &[])),
     };

@@ -1,4 +1,5 @@
-//! `atoll serve`: sandboxes over HTTP. Ending it leaves them running; the next one goes on with them.
+//! `atoll serve`: the server. Sandboxes keep running when it exits, and the next server adopts
+//! them.
 
 pub(crate) mod database;
 mod descriptors;
@@ -36,7 +37,7 @@ use database::Unknown;
 use descriptors::{Share, Shares};
 use settings::{OnExit, ResolvedSettings, Settings};
 
-/// Where a server that runs says, in its data directory, at which address.
+/// File in the data directory with the URL of the running server.
 pub(crate) const PLACE: &str = "run/url";
 
 /// Serve sandboxes over HTTP.
@@ -50,14 +51,16 @@ pub(crate) const PLACE: &str = "run/url";
 pub(crate) struct Serve {
     #[command(flatten)]
     settings: Settings,
-    /// A TOML file with the same words: `listen = \"127.0.0.1:8080\"`. What is said here wins over it.
+    /// TOML file with the same settings: `listen = "127.0.0.1:8080"`. Options on the command line
+    /// take precedence.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Show everything that is set, as a file could say it, and end.
+    /// Print all settings in the format of the TOML file, and exit.
     #[arg(long)]
     print_config: bool,
-    /// Start although the database is missing or another's, and adopt sandboxes that it does not know: they become
-    /// sandboxes of its first org, without an end of their own. For one start.
+    /// Start although the database is missing or belongs to another instance, and adopt sandboxes
+    /// that have no row: they are assigned to the first org, without a timeout. Applies to one
+    /// start.
     #[arg(long)]
     adopt_orphans: bool,
 }
@@ -78,7 +81,8 @@ impl Serve {
         let tls = tls.map(|(certificate, key)| Tls::load(certificate, key));
         let tls = tls.transpose()?;
         let authorities = authorities::read(&settings.authorities)?;
-        // What the server writes is for root alone. Files of sandboxes and templates get their modes explicitly.
+        // The server's own files are accessible to root only. Files of sandboxes and templates get
+        // their modes explicitly.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
         let mut config = config.clone();
         config.data.clone_from(&settings.data);
@@ -86,7 +90,7 @@ impl Serve {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_start(|| {
-                // Answers although sandboxes take all processor time they can get.
+                // The server must respond while sandboxes use all available CPU time.
                 atoll_jail::raise_thread_priority();
             })
             .build();
@@ -101,7 +105,7 @@ impl Serve {
 }
 
 impl ResolvedSettings {
-    /// Locks the data directory and checks its database, before anything else is done.
+    /// Locks the data directory and checks its database before anything else.
     async fn lock(&self) -> Result<DataLock, Error> {
         let lock = retry_bind::lock(&self.data).await?;
         let unknown = if self.rules.adopt_orphans {
@@ -147,7 +151,7 @@ impl ResolvedSettings {
             output_window: self.window.unwrap_or(serving.output_window),
             ..serving
         };
-        // Before the sandboxes: a database that cannot be opened leaves them as they are.
+        // Before the runtime: if the database cannot be opened, the sandboxes are not touched.
         let store = open_store(&config.data).await?;
         let sandboxes = RuntimeConfig {
             acknowledged: database::acknowledged(&config.data, &store).await?,
@@ -161,7 +165,8 @@ impl ResolvedSettings {
         if let Some(metrics) = &metrics {
             observability::tell_metrics(metrics)?;
         }
-        // Before anybody knows that it serves: who says so at once is heard.
+        // Before the server announces its address: signals that arrive right after that are
+        // handled.
         let asked = Asked::listen()?;
         exceptions::record(&config.data, &self.exceptions)?;
         let place = config.data.join(PLACE);
@@ -211,7 +216,7 @@ impl ResolvedSettings {
             let _ = operator.await;
         };
         let _ = std::fs::remove_file(place);
-        // A stream has no end of its own: its client goes on at the next server.
+        // Streams are endless; their clients reconnect to the next server.
         let _ = tokio::time::timeout(Duration::from_secs(5), both).await;
         let deleted = match self.on_exit {
             OnExit::Destroy => core.delete_all().await,
@@ -220,7 +225,7 @@ impl ResolvedSettings {
         core.close().await.and(deleted)
     }
 
-    /// Where clients on this machine find it: a certificate is for names.
+    /// URL for clients on this machine; with TLS, the certificate is valid for host names only.
     fn url(&self, at: SocketAddr) -> String {
         let port = at.port();
         if self.tls.is_some() {
@@ -249,8 +254,9 @@ impl ResolvedSettings {
         }
     }
 
-    /// Makes the first key, unless `admin.key` has a key of this database or an admin's key was ever used: an operator who
-    /// removes the file after that wants no other. Says how to begin.
+    /// Creates the first admin key, unless `admin.key` contains a key of this database or an admin
+    /// key was ever used: an operator who deletes the file after that wants no new key. Prints how
+    /// to begin.
     async fn print_startup(
         &self,
         core: &Core,
@@ -270,14 +276,15 @@ impl ResolvedSettings {
                 expires_at: None,
             };
             let made = core.create_key(&operator, request).await?;
-            // A power cut must not leave a file with a key that the database lost.
+            // After a power failure the file must not contain a key that the database lost.
             core.sync().await?;
             write_atomic(&file, &made.secret)?;
             if std::io::stdout().is_terminal() {
                 say(&format!("key      {}", made.secret));
             }
         }
-        // Before the line that others wait for: who has read it has the warnings too.
+        // Before the line that scripts wait for, so that a reader of that line has seen the
+        // warnings too.
         let warn = |text: &str| eprint_line(&format!("{}: {text}", paint("33", "warning")));
         if self.dev {
             warn("everybody on this machine may do everything (--dev)");
@@ -302,8 +309,8 @@ impl ResolvedSettings {
     }
 }
 
-/// Has the kernel ask clients from which nothing comes whether they are still there: many streams are silent for
-/// hours. Connections have it from their listener.
+/// Enables TCP keepalive, because many streams are silent for hours. Accepted connections inherit
+/// the option from the listener.
 fn enable_tcp_keepalive(listener: &TcpListener) -> std::io::Result<()> {
     const SILENT: Duration = Duration::from_mins(1);
     const AGAIN: Duration = Duration::from_secs(15);
@@ -313,7 +320,7 @@ fn enable_tcp_keepalive(listener: &TcpListener) -> std::io::Result<()> {
     Ok(sockopt::set_tcp_keepcnt(listener, 4)?)
 }
 
-/// Whole or not at all, and for root alone.
+/// Writes a file atomically, with access for root only.
 fn write_atomic(file: &Path, line: &str) -> Result<(), Error> {
     let new = file.with_extension("new");
     let opened = std::fs::OpenOptions::new()
@@ -324,7 +331,7 @@ fn write_atomic(file: &Path, line: &str) -> Result<(), Error> {
         .open(&new);
     let written = opened.and_then(|mut opened| {
         opened.write_all(format!("{line}\n").as_bytes())?;
-        // A power cut must not leave an empty key.
+        // After a power failure the file must not be empty.
         opened.sync_all()?;
         std::fs::rename(&new, file)?;
         file.parent().map_or(Ok(()), |directory| {
@@ -334,7 +341,7 @@ fn write_atomic(file: &Path, line: &str) -> Result<(), Error> {
     written.map_err(|error| failed(&format!("write {}", file.display()), &error))
 }
 
-/// Whether a file has a key of the database.
+/// Whether a file contains a key of the database.
 async fn is_known(core: &Core, file: &Path) -> Result<bool, Error> {
     match std::fs::read_to_string(file) {
         Ok(secret) => core.is_known_key(secret.trim()).await,
@@ -343,7 +350,8 @@ async fn is_known(core: &Core, file: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Renames an admin's key that the database does not have: the database it was made for is lost.
+/// Renames the file of an admin key that the database does not contain: the database of that key is
+/// lost.
 fn retire_key(data: &Path) -> Result<(), Error> {
     let key = data.join("admin.key");
     match std::fs::rename(&key, data.join("admin.key.old")) {
@@ -361,7 +369,7 @@ async fn open_store(data: &Path) -> Result<Store, Error> {
         let recorded = database::instance_of(data);
         let proposed = recorded.clone().unwrap_or_else(InstanceId::random);
         let instance = store.claim_instance(&proposed).await?;
-        // A power cut must not leave a file that names an instance which the database lost.
+        // After a power failure the file must not name an instance that the database lost.
         store.sync().await?;
         Ok((store, instance, recorded))
     };
@@ -374,7 +382,7 @@ async fn open_store(data: &Path) -> Result<Store, Error> {
     Ok(store)
 }
 
-/// What signs links, with a secret that is made at the first start.
+/// The signer of URLs, whose secret is created at the first start.
 fn signer(data: &Path) -> Result<Signer, Error> {
     let file = data.join("signing.key");
     if !file.exists() {
@@ -388,10 +396,10 @@ fn signer(data: &Path) -> Result<Signer, Error> {
     )
 }
 
-/// The same API with all rights, for whoever can open it: root on this machine.
+/// The Unix socket of the operator: the API with all rights for root on this machine.
 fn operators_socket(data: &Path) -> Result<UnixListener, Error> {
     let path = data.join("run/api.sock");
-    // The data directory is locked by us: what is there is a dead server's.
+    // This process holds the lock of the data directory, so an existing socket is stale.
     let _ = std::fs::remove_file(&path);
     let listener =
         UnixListener::bind(&path).map_err(|error| failed("make the operator's socket", &error))?;
@@ -401,7 +409,7 @@ fn operators_socket(data: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
-/// What is said to a server by signals.
+/// Signals that the server handles.
 struct Asked {
     terminate: Signal,
     interrupt: Signal,
@@ -418,7 +426,7 @@ impl Asked {
         })
     }
 
-    /// Until somebody says so; meanwhile the certificate is read again whenever somebody says that.
+    /// Waits for SIGINT or SIGTERM; SIGHUP reloads the certificate meanwhile.
     async fn wait_for_shutdown(mut self, tls: Option<&Tls>) {
         loop {
             tokio::select! {
@@ -441,7 +449,7 @@ fn failed(what: &str, error: &std::io::Error) -> Error {
     Error::new(Code::Internal, format!("cannot {what}: {error}"))
 }
 
-/// The settings, as options of a command.
+/// Wraps the settings as options of a command.
 #[cfg(test)]
 pub(super) fn settings_command() -> clap::Command {
     <Settings as Args>::augment_args(clap::Command::new("serve"))

@@ -1,4 +1,4 @@
-//! The server that a command is for, and the sandbox that is meant: by its id, its name, or a beginning that only one has.
+//! Selection of the server and of the sandbox: by id, name, or a unique prefix of either.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -15,13 +15,14 @@ use super::{block_on, print_error, remedies, say};
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
-/// Which server.
+/// Options that select the server.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Remote {
-    /// Where it is [default: `ATOLL_URL`, a profile of `atoll login`, or the operator's socket of this machine].
+    /// URL of the server [default: `ATOLL_URL`, a profile of `atoll login`, or the operator's
+    /// socket of this machine].
     #[arg(long, value_name = "URL", help_heading = "Server")]
     url: Option<String>,
-    /// One that `atoll login` knows.
+    /// Profile that `atoll login` stored.
     #[arg(
         long,
         value_name = "NAME",
@@ -32,7 +33,7 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Who asks the server that is meant.
+    /// Client of the selected server.
     pub(crate) fn client(&self, config: &Config) -> Result<Client, Error> {
         match self.configured(config)? {
             Some(client) => Ok(client),
@@ -40,8 +41,8 @@ impl Remote {
         }
     }
 
-    /// The same, if somebody said something about a server. A key alone is for the server of this machine: over the
-    /// operator's socket a request with a key has the rights of that key.
+    /// The same, or `None` if no server is configured. A key alone selects the server of this
+    /// machine: over the operator's socket a request with a key has the rights of that key.
     pub(crate) fn configured(&self, config: &Config) -> Result<Option<Client>, Error> {
         let Some((url, key)) = self.place(config)? else {
             let key = config.api_key.clone();
@@ -50,7 +51,7 @@ impl Remote {
         Ok(Some(client(url.parse()?, key, config)))
     }
 
-    /// Whether a server is named, or one of this machine listens.
+    /// Whether a server is configured, or one of this machine listens.
     pub(crate) fn exists(&self, config: &Config) -> Result<bool, Error> {
         use io::ErrorKind::{ConnectionRefused, NotFound};
         if self.place(config)?.is_some() {
@@ -60,15 +61,15 @@ impl Remote {
         Ok(!listens.is_err_and(|error| matches!(error.kind(), ConnectionRefused | NotFound)))
     }
 
-    /// The same as far as it was said on the command line: where it is.
+    /// The URL from the command line only.
     pub(crate) fn said(&self) -> Option<(String, Option<String>)> {
         self.url.clone().map(|url| (url, None))
     }
 
-    /// Where it is and what it is asked with, if somebody said something about a server.
+    /// URL and key of the server, if one is configured.
     pub(crate) fn place(&self, config: &Config) -> Result<Option<(String, Option<String>)>, Error> {
         let url = self.url.as_ref().or_else(|| {
-            // A profile that is named wins over the surroundings.
+            // A profile on the command line takes precedence over the environment.
             config.url.as_ref().filter(|_| self.profile.is_none())
         });
         let key = config.api_key.clone();
@@ -91,7 +92,7 @@ impl Remote {
         Ok(Some((profile.url.clone(), key)))
     }
 
-    /// Does something with it.
+    /// Runs a function with a client.
     pub(crate) fn with<T>(
         &self,
         config: &Config,
@@ -102,24 +103,24 @@ impl Remote {
     }
 }
 
-/// A client of a server, with remedies in words of the command line.
+/// Creates a client with remedies for the command line.
 pub(crate) fn client(target: Target, key: Option<String>, config: &Config) -> Client {
     let client = Client::new(target, key).remedies(remedies::of_refusal);
     client.ca_file(config.authorities.clone())
 }
 
-/// A client of this machine's server, over the operator's socket.
+/// Creates a client of this machine's server, over the operator's socket.
 pub(crate) fn operator(data: &Path, key: Option<String>) -> Client {
     let target = Target::socket(data.join("run/api.sock"));
     Client::new(target, key).remedies(remedies::of_refusal)
 }
 
-/// The path of what belongs to a sandbox.
+/// API path of a resource of a sandbox.
 pub(crate) fn below(sandbox: &str, parts: &[&str]) -> String {
     path(&[&["sandboxes", sandbox], parts].concat())
 }
 
-/// A call about a sandbox's files, as a user of it.
+/// Request of the file API, as a user of the sandbox.
 pub(crate) fn file_call(
     sandbox: &str,
     call: &[&str],
@@ -131,7 +132,7 @@ pub(crate) fn file_call(
     query(&below(sandbox, &[&["files"], call].concat()), &asked)
 }
 
-/// What a sandbox is called in paths. A whole id is taken as it is: no need to ask.
+/// Resolves an id, name or prefix to the id for paths. A complete id needs no request.
 pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
     if name.parse::<SandboxId>().is_ok() {
         return Ok(name.to_owned());
@@ -170,7 +171,7 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
     }
 }
 
-/// A few of many, by the names that people know.
+/// Formats the first names of a list.
 fn some_of(many: &[&Value]) -> String {
     const FEW: usize = 5;
     let name = |one: &&Value| match text(one, "alias") {
@@ -185,19 +186,19 @@ fn some_of(many: &[&Value]) -> String {
     format!("{}{more}", few.join(", "))
 }
 
-/// A field that is text; nothing if there is none.
+/// A string field; empty if missing.
 pub(crate) fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// JSON for programs.
+/// Prints JSON.
 pub(crate) fn say_json(value: &Value) -> Result<(), Error> {
     let text = serde_json::to_string_pretty(value);
     say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
     Ok(())
 }
 
-/// What comes from elsewhere, without what a terminal would obey.
+/// Removes control characters from untrusted text.
 pub(crate) fn plain(text: &str) -> String {
     let shown = |letter: char| {
         if letter.is_control() {
@@ -209,7 +210,7 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// The fields of an object, a row each, for people.
+/// Prints the fields of an object, one per row.
 pub(crate) fn fields(object: &Value) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
@@ -224,7 +225,7 @@ pub(crate) fn fields(object: &Value) -> Table {
     table
 }
 
-/// A word of a command as a shell takes it, without control characters.
+/// Quotes an argument for a shell, without control characters.
 pub(crate) fn quoted(word: &str) -> String {
     let is_bare = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_bare) {
@@ -233,7 +234,7 @@ pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", plain(word).replace('\'', r"'\''"))
 }
 
-/// The beginning of a text, for a column of a table.
+/// Truncates a text to a column of a table.
 pub(crate) fn shortened(text: &str) -> String {
     const MOST: usize = 60;
     if text.chars().count() <= MOST {
@@ -242,7 +243,8 @@ pub(crate) fn shortened(text: &str) -> String {
     text.chars().take(MOST - 1).chain(['…']).collect()
 }
 
-/// Acts on one name after the other; each may fail by itself. The exit code is that of the first failure.
+/// Acts on the names in order; a failure does not stop the others. The exit code is that of the
+/// first failure.
 pub(crate) async fn each(
     names: &[String],
     mut act: impl AsyncFnMut(&str) -> Result<(), Error>,

@@ -91,7 +91,7 @@ mod tests {
     use super::super::{Arguments, Command};
     use super::*;
 
-    /// What a command line means, for people who read a failed test.
+    /// Formats a parsed command line for messages of failed tests.
     fn parse(line: &str) -> Result<Command, String> {
         let matches = Arguments::command().try_get_matches_from(line.split(' '));
         let matches = matches.map_err(|error| error.to_string())?;

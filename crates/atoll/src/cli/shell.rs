@@ -1,5 +1,5 @@
-//! `atoll shell`: a terminal of a sandbox as ours. It is the sandbox's: when the line breaks or the server is started again it
-//! goes on, and is shown again as it is then.
+//! `atoll shell`: connects this terminal to a terminal of a sandbox, which continues when the
+//! connection breaks or the server restarts. After a reconnect its current screen is shown.
 
 mod terminals;
 
@@ -26,15 +26,16 @@ use super::{as_command, eprint_line};
 use crate::config::Config;
 use terminals::Terminals;
 
-/// What ends the wait for a server, as it would end a command.
+/// Ctrl-C, which ends the wait for a server.
 const INTERRUPT: u8 = 3;
-/// The exit code of what was ended by its deadline.
+/// Exit code of a command that was killed at its deadline.
 const TIMED_OUT: i32 = 124;
 
 /// Open a shell in a sandbox, on this terminal.
 ///
-/// It goes on when the connection breaks or the server is started again, and when this terminal is closed: --attach joins it
-/// again. While there is no connection, Ctrl-C gives up. A sandbox with the name of a command below is named by its id.
+/// The shell continues when the connection breaks, the server restarts or this terminal is closed:
+/// --attach reconnects to it. While there is no connection, Ctrl-C exits. Use the id of a sandbox
+/// whose name is that of a subcommand.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -50,34 +51,35 @@ const TIMED_OUT: i32 = 124;
 pub(crate) struct Shell {
     #[command(subcommand)]
     terminals: Option<Terminals>,
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     #[arg(required_unless_present = "attach")]
     sandbox: Option<String>,
-    /// Set a variable.
+    /// Set an environment variable.
     #[arg(long = "env", short = 'e', value_name = "K=V")]
     env: Vec<String>,
-    /// Begin in this directory of the sandbox [default: the user's home].
+    /// Start in this directory of the sandbox [default: the user's home].
     #[arg(long, value_name = "DIR")]
     cwd: Option<String>,
-    /// As this user of the sandbox [default: the template's].
+    /// Act as this user of the sandbox [default: the template's].
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Join a running terminal. Without PTY, the only one of the sandbox, or one to choose.
+    /// Attach to a running terminal. Without PTY: the only one of the sandbox, or a prompt if there
+    /// are several.
     #[arg(long, value_name = "PTY", num_args = 0..=1, conflicts_with_all = ["env", "cwd", "user", "command"])]
     attach: Option<Option<String>>,
     #[command(flatten)]
     remote: Remote,
-    /// Another program than a shell, and its arguments.
+    /// Program to run instead of a shell, and its arguments.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
-/// Which terminal is shown.
+/// Terminal to connect to.
 #[derive(Debug, PartialEq, Eq)]
 enum Choice<'a> {
     New,
     Named(&'a str),
-    /// One that runs: the only one, or the user's choice.
+    /// A running terminal: the only one, or the user's choice.
     Running,
 }
 
@@ -119,7 +121,7 @@ impl Shell {
         })
     }
 
-    /// The sandbox, and its terminal.
+    /// Returns the sandbox and its terminal.
     fn choice(&self) -> Result<(&str, Choice<'_>), Error> {
         match (&self.sandbox, &self.attach) {
             (Some(sandbox), None) => Ok((sandbox, Choice::New)),
@@ -136,7 +138,7 @@ impl Shell {
     }
 }
 
-/// A program for a terminal; none is a shell.
+/// Program of a terminal; none is a shell.
 #[derive(Debug)]
 pub(crate) struct Asked<'a> {
     pub(crate) command: &'a [String],
@@ -162,7 +164,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Makes one, once.
+    /// Creates a terminal.
     pub(crate) async fn make(
         client: &'a Client,
         sandbox: &'a str,
@@ -183,7 +185,7 @@ impl<'a> Session<'a> {
                 body[name] = json!(value);
             }
         }
-        // Made once: the key tells a request that is said again.
+        // The idempotency key makes the request safe to retry.
         let key = RequestId::random();
         let begin = Request::post(below(sandbox, &["pty"]), &body);
         let begin = begin.header("idempotency-key", key.as_str());
@@ -191,10 +193,10 @@ impl<'a> Session<'a> {
         Ok(Self::attach(client, sandbox, text(&made, "ptyID")))
     }
 
-    /// Shows it on our own terminal, until its program ends.
+    /// Connects it to this terminal until its program ends.
     pub(crate) async fn show(&self, signals: &mut Signals) -> Result<Exit, Error> {
         let path = below(self.sandbox, &["pty", &self.id]);
-        // Before anything is changed: nobody may be there.
+        // Before the terminal mode changes: the server may be unreachable.
         let mut next = match self.client.socket(&path).await {
             Err(failure @ RequestError::Unreachable(_)) => return Err(failure.into()),
             next => next,
@@ -204,7 +206,7 @@ impl<'a> Session<'a> {
         let mut resized = signal(SignalKind::window_change())
             .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))?;
         let mut patience = RetryPolicy::new(true);
-        // Keys that nobody could be told.
+        // Keys that could not be sent.
         let mut held = Vec::new();
         let left = |number| Exit {
             exit_code: 128 + number,
@@ -262,7 +264,7 @@ impl<'a> Session<'a> {
         ended
     }
 
-    /// The same, and ends its program and all it started when its time is up.
+    /// The same with a deadline, at which all processes of the terminal are killed.
     pub(crate) async fn show_for(
         &self,
         time: Option<Duration>,
@@ -285,12 +287,12 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// What runs there, as a command.
+    /// The terminal's program as a command.
     fn program(&self) -> String {
         self.id.replacen("pty_", "exec_", 1)
     }
 
-    /// How its program ended.
+    /// Result of its program.
     async fn ended(&self) -> Result<Exit, Error> {
         let program = self.program();
         let request = Request::get(below(self.sandbox, &["commands", &program, "wait"]));
@@ -304,12 +306,12 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// It is not there: it may have ended while we were away.
+    /// The terminal does not exist: it may have ended while the connection was broken.
     async fn over(&self, error: Error) -> Result<Exit, Error> {
         if error.code.category() != Category::NotFound {
             return Err(error);
         }
-        // That would be said first.
+        // The reconnect would report this first.
         let sandbox = Request::get(below(self.sandbox, &[]));
         self.client.call(&sandbox).await?;
         self.ended().await.map_err(|_| {
@@ -318,7 +320,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// That nothing is lost with a connection.
+    /// Prints that the terminal continues without a connection.
     fn goes_on(&self) -> String {
         format!(
             "the terminal goes on in its sandbox: `atoll shell {} --attach {}` joins it",
@@ -327,7 +329,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Shows a terminal for as long as the connection is there.
+/// Connects to a terminal until the connection breaks.
 async fn joined(
     socket: &mut Socket,
     (keys, held): (&mut mpsc::Receiver<Vec<u8>>, &mut Vec<u8>),
@@ -345,7 +347,7 @@ async fn joined(
             heard = socket.next() => match heard? {
                 Frame::Bytes(bytes) => {
                     patience.reset();
-                    // What comes first is for an empty screen.
+                    // The first message is a replay for an empty screen.
                     let before: &[u8] = if first { b"\x1b[H\x1b[2J" } else { b"" };
                     first = false;
                     let shown = async {
@@ -369,14 +371,14 @@ async fn joined(
     }
 }
 
-/// Tells a terminal the size of ours.
+/// Sends the size of this terminal.
 async fn resize(socket: &mut Socket) -> Result<(), RequestError> {
     let size = terminal::current(std::io::stdout().as_fd());
     let word = json!({ "type": "resize", "cols": size.columns, "rows": size.rows });
     socket.say(word.to_string()).await
 }
 
-/// Until somebody gives up; other keys are kept.
+/// Waits for Ctrl-C; other keys are kept.
 async fn interrupted(keys: &mut mpsc::Receiver<Vec<u8>>, held: &mut Vec<u8>) {
     while let Some(typed) = keys.recv().await {
         if typed.contains(&INTERRUPT) {
@@ -387,7 +389,7 @@ async fn interrupted(keys: &mut mpsc::Receiver<Vec<u8>>, held: &mut Vec<u8>) {
     std::future::pending::<()>().await;
 }
 
-/// A line beside what a terminal shows, which is raw now.
+/// Prints a message while the terminal is in raw mode.
 fn say_aside(line: &str) {
     let _ = write!(std::io::stderr(), "\r\n[atoll: {line}]\r\n");
 }

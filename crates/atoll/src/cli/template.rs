@@ -18,10 +18,10 @@ use super::progress::Bar;
 use super::{block_on, say};
 use crate::config::Config;
 
-/// List, add, rebuild and remove templates: the file systems sandboxes start from.
+/// List, add, rebuild and remove templates: the root file systems of sandboxes.
 ///
-/// They are those of the server that `--url`, `--profile`, `ATOLL_URL`, `ATOLL_API_KEY` or `atoll login` name, else
-/// those of this machine.
+/// The commands act on the server that `--url`, `--profile`, `ATOLL_URL`, `ATOLL_API_KEY` or `atoll
+/// login` selects, else on this machine.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   atoll template ls
@@ -43,37 +43,37 @@ pub(crate) enum Template {
   atoll template add node ./rootfs
   atoll template add alpine alpine-minirootfs.tar.gz --no-sudo")]
     Add {
-        /// Its name: 1 to 63 of a-z 0-9 . _ -
+        /// Name of the template: 1 to 63 of a-z 0-9 . _ -
         name: String,
         /// The directory or archive.
         source: PathBuf,
         /// Replace a template of that name.
         #[arg(long)]
         replace: bool,
-        /// A variable of every sandbox made from it.
+        /// Environment variable of every sandbox of this template.
         #[arg(long = "env", short = 'e', value_name = "K=V")]
         env: Vec<String>,
-        /// setuid programs gain nothing: nosuid and `no_new_privs`.
+        /// Disable setuid programs, with nosuid and `no_new_privs`.
         #[arg(long)]
         no_sudo: bool,
-        /// Sandboxes may make user namespaces of their own (for bubblewrap or rootless containers
-        /// inside); this opens more of the kernel to them.
+        /// Let sandboxes create user namespaces (for bubblewrap or rootless containers); this
+        /// exposes more of the kernel to them.
         #[arg(long)]
         nested_user_namespaces: bool,
         #[command(flatten)]
         place: LocalOrRemote,
     },
-    /// Make a template anew from its source; `base` is made from this machine's own system.
+    /// Rebuild a template from its source; the source of `base` is this machine's own system.
     Rebuild {
-        /// Its name.
+        /// Name of the template.
         name: String,
         #[command(flatten)]
         local: Local,
     },
-    /// Remove a template that no sandbox needs, running or not.
+    /// Remove a template that no sandbox uses, running or stopped.
     #[command(visible_alias = "delete")]
     Rm {
-        /// Its name.
+        /// Name of the template.
         name: String,
         #[command(flatten)]
         place: LocalOrRemote,
@@ -225,7 +225,7 @@ fn list(store: &TemplateStore, json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// `K=V` words as pairs.
+/// Parses `K=V` options.
 pub(crate) fn variables(words: &[String]) -> Result<Vec<(String, String)>, Error> {
     words
         .iter()

@@ -1,4 +1,4 @@
-//! `atoll top`: what a server's sandboxes do, now.
+//! `atoll top`: current resource usage and latencies of a server.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -20,36 +20,36 @@ use super::say;
 use super::server_args::{Remote, below, plain, say_json, text};
 use crate::config::Config;
 
-/// How many sandboxes are asked what they use.
+/// Maximum number of sandboxes whose usage is requested.
 const MOST: usize = 100;
-/// How many answers latencies are told of.
+/// Minimum number of responses for which latencies are shown.
 const REMEMBERED: usize = 60;
 
-/// How long a look may take: after that what was seen before is shown, and that it is old.
+/// Timeout of a refresh: after it the previous values are shown and marked as old.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Show what sandboxes use, how often they are made, and how fast the server answers.
+/// Show resource usage of sandboxes, the rate of creates, and request latencies.
 ///
-/// On a terminal it goes on until Ctrl-C; else it is told once.
+/// On a terminal the display is refreshed until Ctrl-C; otherwise it is printed once.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll top
   atoll top --json | jq '.sandboxes[] | {sandboxID, cpuUsedPct: .usage.cpuUsedPct}'")]
 pub(crate) struct Top {
-    /// Seconds between two looks.
+    /// Seconds between two refreshes.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     interval: u64,
-    /// Look once.
+    /// Print once and exit.
     #[arg(long)]
     once: bool,
-    /// Look once, and print JSON.
+    /// Print JSON once and exit.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     remote: Remote,
 }
 
-/// What was seen.
+/// Values of one refresh.
 struct Seen {
     sandboxes: Vec<Value>,
     pool: Value,
@@ -72,7 +72,7 @@ impl Top {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Until a signal comes, whatever is being waited for.
+    /// Refreshes until a signal arrives, which also interrupts requests.
     async fn live(&self, client: &Client, latencies: &mut VecDeque<Duration>) -> Result<(), Error> {
         let mut signals = Signals::new()?;
         tokio::select! {
@@ -121,7 +121,7 @@ impl Top {
     }
 }
 
-/// Looks at everything once.
+/// Fetches all values once.
 async fn look(client: &Client, latencies: &mut VecDeque<Duration>) -> Result<Seen, Error> {
     let mut ask = async |path: &str| {
         let begin = Instant::now();
@@ -140,7 +140,7 @@ async fn look(client: &Client, latencies: &mut VecDeque<Duration>) -> Result<See
             continue;
         }
         let path = below(text(sandbox, "sandboxID"), &["metrics"]);
-        // It may be gone meanwhile.
+        // The sandbox may have been deleted meanwhile.
         let samples = ask(&query(&path, &[("start", &start)])).await;
         let last = samples
             .ok()
@@ -150,7 +150,7 @@ async fn look(client: &Client, latencies: &mut VecDeque<Duration>) -> Result<See
     Ok(Seen { sandboxes, pool })
 }
 
-/// What is shown of it.
+/// Formats the values.
 fn page(
     client: &Client,
     seen: &Seen,
@@ -219,7 +219,7 @@ fn page(
     page
 }
 
-/// A screen of its own, until it is dropped.
+/// Alternate screen of the terminal, until dropped.
 struct Screen;
 
 impl Screen {
@@ -230,7 +230,7 @@ impl Screen {
         Self
     }
 
-    /// As much as there is room for.
+    /// Writes as many lines as fit.
     fn show(page: &str) {
         use std::os::fd::AsFd as _;
         let rows = super::run::terminal::current(std::io::stdout().as_fd()).rows;

@@ -1,4 +1,4 @@
-//! Servers that have names, in a file that clients in other languages read too:
+//! Profiles of servers, in a file that clients in other languages read too:
 //!
 //! ```toml
 //! default = "work"
@@ -8,7 +8,7 @@
 //! api_key = "atl_…"
 //! ```
 //!
-//! It holds keys: nobody but its owner may read it.
+//! The file contains keys, so only its owner may read it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use std::path::Path;
 use atoll_model::{Code, Error};
 use serde::{Deserialize, Serialize};
 
-/// One server.
+/// Profile of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Profile {
     pub(crate) url: String,
@@ -27,10 +27,10 @@ pub(crate) struct Profile {
     pub(crate) api_key: Option<String>,
 }
 
-/// All of them.
+/// The contents of the file.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Profiles {
-    /// Which one is meant if none is named.
+    /// Name of the default profile.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) default: Option<String>,
     #[serde(default)]
@@ -38,7 +38,7 @@ pub(crate) struct Profiles {
 }
 
 impl Profiles {
-    /// Reads the file; none is there, or it is in a directory of somebody else's: nothing is said.
+    /// Reads the file. A missing file, or one in a directory of another user, has no profiles.
     pub(crate) fn read(file: &Path) -> Result<Self, Error> {
         use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
         let text = match fs::read_to_string(file) {
@@ -51,11 +51,11 @@ impl Profiles {
             }
             Err(error) => return Err(wrong(file, &error.to_string())),
         };
-        // Not the text itself: it may have a key in it.
+        // Without the text of the line, which may contain a key.
         toml::from_str(&text).map_err(|error| wrong(file, error.message()))
     }
 
-    /// The one of this name, or the default one.
+    /// Returns the profile of this name, or the default one.
     pub(crate) fn find(&self, name: Option<&str>, file: &Path) -> Result<Option<&Profile>, Error> {
         let Some(name) = name.or(self.default.as_deref()) else {
             return Ok(None);
@@ -75,7 +75,7 @@ impl Profiles {
         })
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     pub(crate) fn write(&self, file: &Path) -> Result<(), Error> {
         let failed = |error: io::Error| {
             let message = format!("{} cannot be written: {error}", file.display());

@@ -1,4 +1,4 @@
-//! `atoll backup restore`: a backup put into a data directory that no server uses just now.
+//! `atoll backup restore`: restores a backup into a data directory whose server is stopped.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +20,7 @@ use crate::config::Config;
 /// Files of the data directory that a restore replaces.
 const REPLACED: [&str; 5] = [DATABASE, "atoll.db-wal", "atoll.db-shm", KEY, SIGNS];
 
-/// Put a backup into a data directory. The server must be stopped.
+/// Restore a backup into a data directory. The server must be stopped.
 #[derive(Debug, Args)]
 #[command(
     after_help = "The files that it replaces are moved to replaced-N in the data directory. Sandboxes that are younger than the
@@ -42,7 +42,7 @@ pub(super) struct Restore {
 
 impl Restore {
     pub(super) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        // A data directory is one of this machine.
+        // A data directory is always on this machine.
         if self.data_dir.is_none() {
             self.local.require("backup restore", config)?;
         }
@@ -118,9 +118,9 @@ fn unfinished(data: &Path, name: &str) -> PathBuf {
     data.join(format!("{name}.restored"))
 }
 
-/// A checked copy of the database, also of one that has a log beside it.
+/// Copies the database, including its write-ahead log, and checks the copy.
 fn copy_database(from: &Path, to: &Path) -> Result<Counts, Error> {
-    // Left by a restore that did not come to its end.
+    // Left by an interrupted restore.
     match fs::remove_file(to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(failed("remove", to, &error));
@@ -139,7 +139,7 @@ fn copy_database(from: &Path, to: &Path) -> Result<Counts, Error> {
     Ok(counts)
 }
 
-/// A copy that only root can read and that is on the disk.
+/// Copies a file with access for root only, and syncs it.
 fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut source = File::open(from).map_err(|error| failed("read", from, &error))?;
     let target = File::options()
@@ -155,8 +155,8 @@ fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     copied.map_err(|error| failed("write", to, &error))
 }
 
-/// Moves what would be replaced to a directory of its own; where that is. The database's log always goes with it: it
-/// would damage another database.
+/// Moves the files to be replaced to a new directory and returns its path. The database's log is
+/// always moved with it: it would damage another database.
 fn move_away(data: &Path, names: &[&str]) -> Result<Option<PathBuf>, Error> {
     let replaces = |name: &&str| names.contains(name) || name.starts_with(DATABASE);
     let exists = |name: &&str| fs::symlink_metadata(data.join(name)).is_ok();

@@ -1,4 +1,4 @@
-//! A file on its way out, which goes on where the line broke.
+//! Downloads of files, resumed after a broken connection.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -13,10 +13,10 @@ use http_body_util::BodyExt as _;
 
 use super::bar;
 
-/// A server that says nothing for so long is not there.
+/// Timeout between two parts of the response.
 const SILENCE: Duration = Duration::from_mins(1);
 
-/// Saves a file: whole or not at all, unless it goes into something that is no file.
+/// Saves a file atomically, unless the target is not a regular file.
 pub(super) async fn save(
     client: &Client,
     path: &str,
@@ -50,7 +50,7 @@ pub(super) async fn save(
     saved
 }
 
-/// Gives a file its mode, never that of another user, and its name.
+/// Sets the mode of a file, without setuid and setgid, and renames it to its final name.
 fn put(file: &File, new: &Path, target: &Path, mode: u32) -> Result<(), Error> {
     let put = file
         .set_permissions(fs::Permissions::from_mode(mode & 0o777))
@@ -58,7 +58,7 @@ fn put(file: &File, new: &Path, target: &Path, mode: u32) -> Result<(), Error> {
     put.map_err(|error| unwritable(target, &error))
 }
 
-/// Writes a file's bytes to somewhere, each once.
+/// Writes each byte of a file once to a writer, across reconnects.
 pub(crate) async fn file(
     client: &Client,
     path: &str,
@@ -74,7 +74,7 @@ pub(crate) async fn file(
         }
         let response = match client.send_once(&request).await {
             Ok(response) => response,
-            // All had come but the end of the answer.
+            // All bytes were received; only the end of the response was lost.
             Err(RequestError::Rejected(error))
                 if position > 0
                     && error.code == Code::RangeNotSatisfiable
@@ -105,7 +105,7 @@ pub(crate) async fn file(
                     position += bytes.len() as u64;
                     told(bytes.len() as u64);
                     match out.write_all(&bytes) {
-                        // Whoever reads has enough.
+                        // The reader has closed the pipe.
                         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                         written => written.map_err(|error| unwritable(Path::new("it"), &error))?,
                     }

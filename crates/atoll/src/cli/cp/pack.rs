@@ -1,4 +1,4 @@
-//! Files on their way in: read on a thread of their own, sent as they are read.
+//! Uploads: a blocking thread reads files and packs them while the archive is sent.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -23,23 +23,23 @@ use tokio::sync::mpsc;
 use super::super::server_args::plain;
 use super::{bar, tell_left_out};
 
-/// How much is sent at a time.
+/// Size of a chunk.
 const CHUNK: usize = 256 << 10;
-/// How many of these wait to be sent.
+/// Capacity of the channel between reader and sender, in chunks.
 const AHEAD: usize = 8;
-/// A server that takes nothing for so long is not there.
+/// Timeout while the server accepts no data.
 const STALLED: Duration = Duration::from_mins(2);
 
-/// What an archive keeps of a file's owner and mode.
+/// Which owner and mode bits of a file the archive contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Attributes {
-    /// The permission bits: owners of this machine mean nothing in a sandbox.
+    /// Permission bits only: owners of this machine have no meaning in a sandbox.
     Permissions,
     /// Owner, group and all mode bits, for the root file system of a template.
     All,
 }
 
-/// Sends one file.
+/// Uploads one file.
 pub(super) async fn file(
     client: &Client,
     path: &str,
@@ -95,7 +95,7 @@ async fn send_file(
     sent.await
 }
 
-/// Sends a directory, with all that is below, as an archive.
+/// Uploads a directory recursively, as an archive.
 pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Result<(), Error> {
     let (request, patience) = (put(path), RetryPolicy::new(true));
     let sent = send_tree(client, &request, patience, source, Attributes::Permissions);
@@ -120,7 +120,7 @@ async fn send_tree(
     source: &Path,
     attributes: Attributes,
 ) -> Result<Response, Error> {
-    // The whole is only worth knowing for somebody who looks.
+    // The total size is needed for the progress bar only.
     let shown = bar(&name(source), None);
     let left_out = Arc::new(Mutex::new((0, Vec::new())));
     let top = source.to_owned();
@@ -143,7 +143,8 @@ async fn send_tree(
     Ok(answer)
 }
 
-/// Sends what some work writes, again from the beginning if the connection breaks and the patience allows it.
+/// Uploads what a writer function produces; starts from the beginning if the connection breaks and
+/// the retry policy allows it.
 async fn send(
     client: &Client,
     request: &Request,
@@ -161,7 +162,7 @@ async fn send(
             let sender = out.sender.clone();
             if let Err(error) = work(out) {
                 *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                // The server must not take what came for all.
+                // The body is aborted, so that the server does not take it for complete.
                 let _ = sender.blocking_send(Err(io::ErrorKind::Interrupted.into()));
             }
         });
@@ -179,7 +180,7 @@ async fn send(
                 shown.finish_and_clear();
                 return Ok(answer);
             }
-            // A reader that went away is the server's story.
+            // If the receiver is gone, the error of the request is reported instead.
             (Err(RequestError::ConnectionLost(_)), Some(error)) if error.code != Code::Timeout => {
                 return Err(error);
             }
@@ -188,7 +189,7 @@ async fn send(
     }
 }
 
-/// Until nothing was taken for too long.
+/// Returns when the server has accepted no data for too long.
 async fn stalled(sent: &AtomicU64) {
     let mut before = None;
     loop {
@@ -201,7 +202,7 @@ async fn stalled(sent: &AtomicU64) {
     }
 }
 
-/// What is written here is sent.
+/// Writer whose data is sent in chunks.
 struct Out {
     sender: mpsc::Sender<io::Result<Bytes>>,
     part: BytesMut,
@@ -248,7 +249,7 @@ impl Write for Out {
 struct Packing {
     attributes: Attributes,
     archive: Builder<Out>,
-    /// The names under which files with several are in the archive already.
+    /// Path in the archive of each file with several hard links, by device and inode.
     linked: HashMap<(u64, u64), PathBuf>,
     left_out: (u64, Vec<String>),
 }
@@ -303,7 +304,7 @@ impl Packing {
         }
         let mut header = self.header(EntryType::Regular, &found);
         header.set_size(found.len());
-        // Just so long as it was when it was looked at, or the archive is none.
+        // Exactly the size in the header, or the archive is invalid.
         let contents = file
             .take(found.len())
             .chain(io::repeat(0))
@@ -318,7 +319,7 @@ impl Packing {
         self.add(below, EntryType::Symlink, &found, Some(&target))
     }
 
-    /// Something without contents.
+    /// Appends an entry without contents.
     fn add(
         &mut self,
         below: &Path,
@@ -375,7 +376,7 @@ pub(super) fn unreadable(path: &Path, error: &io::Error) -> Error {
     Error::new(code, message).remedy("name a file or a directory of this machine")
 }
 
-/// What went wrong with a file that was being packed.
+/// Error for a file that could not be packed.
 fn told(path: &Path, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::BrokenPipe => gone(error),
@@ -383,7 +384,7 @@ fn told(path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Nobody takes what is packed.
+/// Error of a write after the receiver was dropped.
 fn gone(error: &io::Error) -> Error {
     Error::new(Code::Timeout, format!("the server takes no more: {error}"))
 }

@@ -1,5 +1,6 @@
-//! A directory on its way out. Names in an archive come from a sandbox: each is used below a directory of ours, one plain
-//! part at a time and never through a link, and links are made when everything else is there.
+//! Downloads of directories. Names in the archive come from the sandbox and are not trusted: each
+//! is resolved below the target directory, one normal component at a time and without following
+//! links, and symbolic links are created last.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -24,10 +25,10 @@ use super::super::server_args::plain;
 use super::download::unwritable;
 use super::{bar, tell_left_out};
 
-/// A server that says nothing for so long is not there.
+/// Timeout between two parts of the response.
 const SILENCE: Duration = Duration::from_mins(1);
 
-/// Takes a directory out, with all that is below; again from the beginning if the line breaks.
+/// Downloads a directory recursively; starts from the beginning if the connection breaks.
 pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Result<(), Error> {
     let shown = bar(&target.display().to_string(), None);
     let mut patience = RetryPolicy::new(true);
@@ -55,7 +56,7 @@ pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Res
             shown.inc(part.as_ref().map_or(0, Bytes::len) as u64);
             broke = part.as_ref().err().cloned();
             let part = part.map_err(|_| io::Error::from(io::ErrorKind::UnexpectedEof));
-            // It may want no more: then it says why.
+            // The receiver is dropped if unpacking failed; its error is returned below.
             if sender.send(part).await.is_err() || broke.is_some() {
                 break;
             }
@@ -76,7 +77,7 @@ pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Res
     }
 }
 
-/// Bytes that come, to be read.
+/// Blocking reader of received chunks.
 struct Coming {
     parts: mpsc::Receiver<io::Result<Bytes>>,
     part: Bytes,
@@ -97,7 +98,7 @@ impl Read for Coming {
     }
 }
 
-/// Unpacks an archive; how much was left out, and the first names of that.
+/// Unpacks an archive; returns the number of skipped entries and the first of their names.
 fn unpack(
     parts: mpsc::Receiver<io::Result<Bytes>>,
     top: &Path,
@@ -134,9 +135,10 @@ fn unpack(
 
 struct Tree {
     top: OwnedFd,
-    /// The directory that was last used: most entries are beside each other.
+    /// The most recently opened directory, as a cache: most entries follow others of the same
+    /// directory.
     known: Option<(PathBuf, OwnedFd)>,
-    /// What directories get when everything is in them.
+    /// Modes of directories, which are set after their contents are complete.
     modes: HashMap<PathBuf, u32>,
     links: Vec<(PathBuf, PathBuf)>,
     left_out: (u64, Vec<String>),
@@ -178,7 +180,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Another name for a file that came before.
+    /// Creates a hard link to a file that was unpacked before.
     fn join(
         &mut self,
         name: &Path,
@@ -203,7 +205,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A directory below the top, made where it is missing. No link is followed.
+    /// Opens a directory below the target and creates missing components. Links are not followed.
     fn directory(&mut self, below: &Path) -> io::Result<&OwnedFd> {
         let known = self.known.as_ref().is_some_and(|(path, _)| path == below);
         if !known {
@@ -220,7 +222,7 @@ impl Tree {
         }
     }
 
-    /// Makes the links, and gives directories their modes.
+    /// Creates the symbolic links, and sets the modes of directories.
     fn finish(&mut self) -> io::Result<()> {
         for (below, target) in std::mem::take(&mut self.links) {
             let Some(last) = below.file_name() else {
@@ -232,7 +234,8 @@ impl Tree {
             rustix::fs::symlinkat(&target, directory, last)?;
         }
         let mut modes: Vec<_> = std::mem::take(&mut self.modes).into_iter().collect();
-        // The deepest first: one that may not be entered would hide what is below.
+        // Deepest first: a directory without search permission would make those below it
+        // unreachable.
         modes.sort_by_key(|(below, _)| std::cmp::Reverse(below.components().count()));
         for (below, mode) in modes {
             let directory = self.directory(&below)?;
@@ -250,7 +253,7 @@ impl Tree {
     }
 }
 
-/// A path of plain names; `.` is nothing.
+/// Splits a path into normal components; `.` is skipped.
 fn plain_parts(path: &Path) -> Option<PathBuf> {
     let mut parts = PathBuf::new();
     for part in path.components() {
@@ -278,7 +281,7 @@ fn enter(at: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
     }
 }
 
-/// A new file in the place of whatever has its name.
+/// Creates a new file and replaces an existing entry of that name.
 fn create(directory: &OwnedFd, name: &OsStr) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let open = || rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR);

@@ -1,4 +1,4 @@
-//! Why a command or a terminal did not end by itself: its sandbox did, while it ran.
+//! Finds out whether a command or terminal was killed because its sandbox ended.
 
 use atoll_client::{Client, Exit, Request, path};
 use atoll_model::{Category, Code, Error};
@@ -8,18 +8,18 @@ use super::super::server_args::{below, text};
 
 /// Exit code of a command whose sandbox's lifetime ended: a deadline, as of `timeout(1)`.
 const LIFETIME_ENDED: &str = "124";
-/// SIGKILL, by which a sandbox ends its commands.
+/// SIGKILL, with which a sandbox that ends kills its commands.
 const KILLED: i32 = 9;
 
-/// What ran in a sandbox that ended.
+/// Kind of process that ran in a sandbox that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lost {
     Command,
     Terminal,
 }
 
-/// Replaces the result of what was killed with its sandbox by an error that says why the sandbox ended.
-/// The server is asked only about what was killed or lost, not about what ended by itself.
+/// If a command was killed with its sandbox, replaces its result by an error with the reason. Sends
+/// a request only for commands that were killed or lost.
 pub(crate) async fn explain_lost(
     client: &Client,
     sandbox: &str,
@@ -39,7 +39,7 @@ pub(crate) async fn explain_lost(
     find_end(client, sandbox, lost).await.map_or(result, Err)
 }
 
-/// Whether it may have been killed with its sandbox.
+/// Whether the command may have been killed with its sandbox.
 pub(crate) fn is_killed(exit: &Exit) -> bool {
     exit.signal == Some(KILLED) && !exit.oom_killed && !exit.timed_out
 }
@@ -50,7 +50,7 @@ pub(crate) async fn find_end(client: &Client, sandbox: &str, lost: Lost) -> Opti
     ended(&found, sandbox, lost)
 }
 
-/// The sandbox as it is, or as it was when it was deleted.
+/// The sandbox in its current state, or in that of its deletion.
 async fn last_known(client: &Client, sandbox: &str) -> Option<Value> {
     match client.call(&Request::get(below(sandbox, &[]))).await {
         Ok(found) => Some(found),
@@ -62,7 +62,7 @@ async fn last_known(client: &Client, sandbox: &str) -> Option<Value> {
     }
 }
 
-/// What to tell if the sandbox has ended.
+/// The error to report if the sandbox has ended.
 fn ended(sandbox: &Value, id: &str, lost: Lost) -> Option<Error> {
     let is_deleted = sandbox["deletedAt"].is_string();
     if !is_deleted && !matches!(text(sandbox, "state"), "stopping" | "stopped") {

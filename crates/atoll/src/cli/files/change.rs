@@ -1,4 +1,4 @@
-//! `atoll files mv`, `cp`, `chmod` and `chown`: changes of files that stay in the sandbox.
+//! `atoll files mv`, `cp`, `chmod` and `chown`: changes of files within a sandbox.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::cli::block_on;
 use crate::cli::server_args::{each, find};
 use crate::config::Config;
 
-/// What becomes of the source.
+/// Whether the source is moved or copied.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Transfer {
     Move,
@@ -25,13 +25,14 @@ pub(super) enum Transfer {
   atoll files cp web src backup
   atoll files mv web --force new.conf /srv/app.conf")]
 pub(crate) struct FromTo {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// The file or directory in the sandbox.
     from: String,
-    /// Its new path in the sandbox. A directory that exists gets it under the same name.
+    /// New path in the sandbox. If this is an existing directory, the target is placed in it under
+    /// the same name.
     to: String,
-    /// Replace a file that has the new path.
+    /// Replace an existing file at the new path.
     #[arg(long, short)]
     force: bool,
     #[command(flatten)]
@@ -44,7 +45,7 @@ pub(crate) struct FromTo {
   atoll files chmod web 755 run.sh
   atoll files chmod web 600 .ssh/id_ed25519 .ssh/config")]
 pub(crate) struct Chmod {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Permission bits in octal, such as 644 or 0755.
     #[arg(value_parser = octal)]
@@ -62,7 +63,7 @@ pub(crate) struct Chmod {
   atoll files chown web user /home/user/work --user root
   atoll files chown web www-data:www-data /srv/www --user root")]
 pub(crate) struct Chown {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Names or numbers: OWNER, OWNER:GROUP or :GROUP.
     #[arg(value_name = "OWNER")]
@@ -103,7 +104,7 @@ impl FromTo {
         })
     }
 
-    /// The new path: below the target, if that is a directory.
+    /// The final path: below the target if that is a directory.
     async fn target(&self, client: &Client, sandbox: &str) -> Result<String, Error> {
         let user = self.common.user.as_deref();
         let is_directory = match look(client, sandbox, &self.to, user).await {
@@ -142,7 +143,7 @@ impl Common {
                 let mut asked = asked.clone();
                 asked["path"] = json!(path);
                 let request = Request::post(self.path(&id, &[call], &[]), &asked);
-                // The same twice is the same.
+                // The request is idempotent.
                 client.ask(&request.idempotent()).await.map(|_| ())
             };
             Ok(each(paths, change).await)

@@ -10,27 +10,27 @@ use crate::cli::server_args::{find, plain, say_json, text};
 use crate::cli::{eprint_line, say};
 use crate::config::Config;
 
-/// Find files by name, by text in them, or by both.
+/// Find files by name, by content, or by both.
 ///
-/// With --content, each line that has the text is shown as PATH:LINE: TEXT.
+/// With --content, each line that contains the text is printed as PATH:LINE: TEXT.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll files search web --name '*.py'
   atoll files search web src --content TODO
   atoll files search web / --name '*.conf' --content listen --user root")]
 pub(crate) struct Search {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// The directory to search, with all below.
+    /// The directory to search, recursively.
     #[arg(default_value = ".")]
     path: String,
-    /// A pattern of file names, such as '*.py'.
+    /// Pattern of file names, such as '*.py'.
     #[arg(long, value_name = "PATTERN", required_unless_present = "content")]
     name: Option<String>,
-    /// Text in files.
+    /// Text to find in files.
     #[arg(long, value_name = "TEXT")]
     content: Option<String>,
-    /// The most results, up to 1000.
+    /// Maximum number of results, at most 1000.
     #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     /// Print JSON.

@@ -1,4 +1,5 @@
-//! The tool that runs commands. It reads all that a command writes and keeps both ends of it; the host hears meanwhile what is new.
+//! The tool that runs commands. It reads the whole output of a command and keeps its beginning and
+//! end; progress notifications carry new output to the host meanwhile.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,26 +20,26 @@ use super::super::exec::{Lost, find_end, is_killed};
 use super::output::{HeadAndTail, ToolOutput, whole};
 use super::tools::{About, Sandbox, Tool, ToolContext, ToolEffect, cancelled};
 
-/// Seconds, if nothing is said.
+/// Default timeout in seconds.
 const USUAL: f64 = 60.0;
-/// How often a host hears of new output, and that a silent command still runs.
+/// Interval between progress notifications, with or without new output.
 const TOLD: Duration = Duration::from_millis(200);
 const SILENT: Duration = Duration::from_secs(10);
-/// How much of it one notice has at most.
+/// Maximum output in one notification.
 const NEWS: usize = 8 << 10;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RunCommand {
-    /// A line for /bin/sh; with `args`, a program.
+    /// Command line for /bin/sh; with `args`, the program to run.
     command: String,
-    /// Arguments for the program, as they are.
+    /// Arguments of the program, passed without a shell.
     args: Option<Vec<String>>,
-    /// The directory to run it in; the user's home if left out.
+    /// Working directory; default: the user's home.
     cwd: Option<String>,
-    /// Variables, by their names.
+    /// Environment variables.
     env: Option<BTreeMap<String, String>>,
-    /// After how many seconds it is ended; 60 if left out.
+    /// Timeout in seconds after which the command is killed; default: 60.
     timeout: Option<f64>,
 }
 
@@ -63,7 +64,7 @@ impl Tool for RunCommand {
                 "give more than 0 seconds",
             ));
         }
-        // Once begun it is ours to end: until then nothing is cancelled.
+        // A started command must be killed by us, so the start is not cancelled.
         let asked = self.asked(timeout);
         let mut exec = Exec::start(place.client, &place.sandbox, &asked).await?;
         let remote = exec.remote();
@@ -87,7 +88,7 @@ impl Tool for RunCommand {
                     teller.rest(&news).await;
                 }
                 let output = done?;
-                // The output until then is kept; the next call is told of the sandbox by its own error.
+                // Return the output so far; the next call reports the error of the sandbox.
                 let end = if is_killed(&output.exit) {
                     find_end(place.client, &place.sandbox, Lost::Command).await
                 } else {
@@ -105,7 +106,7 @@ impl Tool for RunCommand {
 }
 
 impl RunCommand {
-    /// As the API wants it.
+    /// The body of the request.
     fn asked(self, timeout: f64) -> Value {
         let mut asked = json!({
             "cmd": self.command,
@@ -123,17 +124,17 @@ impl RunCommand {
     }
 }
 
-/// What a command wrote, and how it ended.
+/// Output and result of a command.
 #[derive(Debug, Default)]
 struct Output {
     stdout: HeadAndTail,
     stderr: HeadAndTail,
-    /// So much was written faster than it could be read.
+    /// Bytes that were lost because they were written faster than they were read.
     lost: u64,
     exit: Exit,
 }
 
-/// Reads a command to its end.
+/// Reads the output of a command until it ends.
 async fn output(exec: &mut Exec<'_>, news: &PendingOutput) -> Result<Output, Error> {
     let mut output = Output::default();
     loop {
@@ -152,7 +153,7 @@ async fn output(exec: &mut Exec<'_>, news: &PendingOutput) -> Result<Output, Err
 }
 
 impl Output {
-    /// `end` is why its sandbox ended while it ran.
+    /// `end` is the reason for which its sandbox ended while it ran.
     fn told(&self, timeout: f64, end: Option<Error>) -> ToolOutput {
         let (stdout, stderr) = (self.stdout.text(), self.stderr.text());
         let mut parts = Vec::new();
@@ -176,7 +177,7 @@ impl Output {
     }
 }
 
-/// How it ended, if that is worth a word.
+/// Describes the result unless it is exit code 0.
 fn ending(exit: Exit, timeout: f64) -> Option<String> {
     if exit.timed_out {
         return Some(format!(
@@ -193,7 +194,7 @@ fn ending(exit: Exit, timeout: f64) -> Option<String> {
     }
 }
 
-/// What the host has not heard yet; the beginning of much is left out.
+/// Output that was not sent to the host yet. If it is too long, its beginning is dropped.
 #[derive(Debug, Default)]
 struct PendingOutput(Mutex<Vec<u8>>);
 
@@ -205,7 +206,7 @@ impl PendingOutput {
         news.drain(..over);
     }
 
-    /// All that is whole: the rest of a letter may still come.
+    /// Takes all complete characters; the rest of a UTF-8 sequence may still arrive.
     fn take(&self) -> Vec<u8> {
         let mut news = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let end = whole(&news).len();
@@ -214,7 +215,7 @@ impl PendingOutput {
     }
 }
 
-/// Tells a host that wants to know how a command goes on.
+/// Sends progress notifications if the host requested them.
 struct ProgressReporter<'a> {
     peer: &'a Peer<RoleServer>,
     token: ProgressToken,
@@ -223,7 +224,7 @@ struct ProgressReporter<'a> {
 }
 
 impl ProgressReporter<'_> {
-    /// Again and again.
+    /// Sends notifications at an interval until dropped.
     async fn tell(&self, news: &PendingOutput) -> Infallible {
         let mut last = Instant::now();
         loop {
@@ -236,7 +237,7 @@ impl ProgressReporter<'_> {
         }
     }
 
-    /// What was not told yet.
+    /// Sends the pending output.
     async fn rest(&self, news: &PendingOutput) {
         let new = news.take();
         if !new.is_empty() {
@@ -251,7 +252,7 @@ impl ProgressReporter<'_> {
         if !new.is_empty() {
             notice = notice.with_message(String::from_utf8_lossy(new));
         }
-        // A host that does not hear it hears the end.
+        // A lost notification does no harm: the result contains the output.
         let _ = self.peer.notify_progress(notice).await;
     }
 }

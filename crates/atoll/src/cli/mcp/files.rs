@@ -14,12 +14,12 @@ use super::super::server_args::file_call;
 use super::tools::ToolContext;
 
 impl ToolContext<'_> {
-    /// A call about a path.
+    /// Request of the file API for one path.
     fn call(&self, call: &[&str], path: &str) -> String {
         file_call(&self.sandbox, call, &[("path", path)], None)
     }
 
-    /// Replaces a file at once.
+    /// Replaces a file atomically.
     async fn put(&self, path: &str, bytes: impl Into<Bytes>) -> Result<Value, Error> {
         let request = Request::put_bytes(self.call(&[], path), bytes.into());
         self.client.call(&request).await

@@ -1,7 +1,7 @@
-//! Answers for agents: text, and a picture if there is one. It is never longer than a host can take.
+//! Results of tool calls: text, and optionally a picture, within the size limits of hosts.
 //!
-//! A result has no structured content: hosts differ in which of the two they give to the model, and some give both. An error has
-//! both, and they say the same.
+//! Successful results have no structured content: hosts differ in whether they pass text,
+//! structured content or both to the model. Errors have both, with the same information.
 
 use std::collections::VecDeque;
 
@@ -11,10 +11,10 @@ use base64::Engine as _;
 use rmcp::model::{CallToolResult, ContentBlock};
 use serde_json::json;
 
-/// The longest text that is told of one thing, in bytes.
+/// Maximum length of one text, in bytes.
 pub(super) const LONGEST: usize = 30_000;
 
-/// An answer.
+/// Result of a tool call.
 #[derive(Debug)]
 pub(super) struct ToolOutput {
     text: String,
@@ -29,7 +29,7 @@ impl ToolOutput {
         }
     }
 
-    /// With a picture that the host may show.
+    /// Adds a picture that the host may show.
     pub(super) fn picture(mut self, bytes: &[u8], kind: &str) -> Self {
         let text = base64::engine::general_purpose::STANDARD.encode(bytes);
         self.picture = Some(ContentBlock::image(text, kind));
@@ -44,7 +44,7 @@ impl From<ToolOutput> for CallToolResult {
     }
 }
 
-/// A failure that the agent can do something about; its data has the form that the API gives to failures.
+/// An error that the agent can handle, with the fields of the API's error format.
 pub(super) fn failed(error: &Error) -> CallToolResult {
     let mut text = format!("{}: {}", error.code.name(), error.message);
     let mut details = error.details.clone();
@@ -70,17 +70,17 @@ pub(super) fn failed(error: &Error) -> CallToolResult {
     result
 }
 
-/// A list as lines, no longer than one thing may be.
+/// A list as lines, limited to the length of one text.
 #[derive(Debug, Default)]
 pub(super) struct ListOutput {
     lines: Vec<String>,
     length: usize,
-    /// There is more.
+    /// Whether the list is incomplete.
     truncated: bool,
 }
 
 impl ListOutput {
-    /// An empty one, of something of which there is more, or not.
+    /// Creates an empty list; `more` says that the source has more entries.
     pub(super) fn new(truncated: bool) -> Self {
         Self {
             truncated,
@@ -97,7 +97,7 @@ impl ListOutput {
         self.lines.push(line);
     }
 
-    /// All of it; a line of its own if there is nothing, and one more if there is more.
+    /// Returns the text, with a line that says if the list is empty or incomplete.
     pub(super) fn told(mut self, none: &str, more: &str) -> ToolOutput {
         if self.lines.is_empty() {
             self.lines.push(none.into());
@@ -109,12 +109,12 @@ impl ListOutput {
     }
 }
 
-/// The beginning and the end of something long.
+/// Beginning and end of a long text.
 #[derive(Debug, Default)]
 pub(super) struct HeadAndTail {
     head: Vec<u8>,
     tail: VecDeque<u8>,
-    /// How long all of it is.
+    /// Length of the whole text.
     pub(super) total: u64,
 }
 
@@ -132,7 +132,7 @@ impl HeadAndTail {
         self.tail.drain(..over);
     }
 
-    /// How much of it is not here.
+    /// Number of bytes that were left out.
     pub(super) fn left_out(&self) -> u64 {
         self.total - (self.head.len() + self.tail.len()) as u64
     }
@@ -152,7 +152,7 @@ impl HeadAndTail {
     }
 }
 
-/// Without a letter that is cut off at the end.
+/// Removes an incomplete UTF-8 sequence at the end.
 pub(super) fn whole(bytes: &[u8]) -> &[u8] {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() => {
@@ -162,7 +162,7 @@ pub(super) fn whole(bytes: &[u8]) -> &[u8] {
     }
 }
 
-/// A line for people, not longer than they like.
+/// Truncates a text to a readable line.
 pub(super) fn short(line: &str) -> String {
     const MOST: usize = 300;
     match line.char_indices().nth(MOST) {

@@ -11,10 +11,10 @@ use super::super::server_args::text;
 use super::output::{ListOutput, ToolOutput};
 use super::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 
-/// How many are listed.
+/// Maximum number of listed sandboxes.
 const MOST: usize = 100;
 
-/// The id of a sandbox, and its name if it has one.
+/// Id of a sandbox, and its name if it has one.
 fn titled(sandbox: &Value) -> String {
     match (text(sandbox, "sandboxID"), text(sandbox, "alias")) {
         (id, "") => id.to_owned(),
@@ -25,9 +25,9 @@ fn titled(sandbox: &Value) -> String {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CreateSandbox {
-    /// A name for it: a-z, 0-9 and -.
+    /// Name of the sandbox: a-z, 0-9 and -.
     name: Option<String>,
-    /// What it starts from; the session's usual if left out.
+    /// Template to start from; default: that of the session.
     template: Option<String>,
 }
 

@@ -1,7 +1,8 @@
-//! The sandboxes of one agent host: which one is meant, which were made, and that they go when the host goes.
+//! Sandboxes of a session with one agent host: selects the sandbox of a call, and deletes created
+//! sandboxes when the session ends.
 //!
-//! Sandboxes that were made here are renewed while the session lives, and removed at its end. If it is killed, their time is
-//! up soon after.
+//! Timeouts of created sandboxes are renewed during the session. If the session is killed, they
+//! expire soon after.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,15 +19,15 @@ use super::super::exec::{Lost, find_end};
 use super::super::sandbox::create;
 use super::super::server_args::{below, find, text};
 
-/// What the end of a session may take: a host waits a few seconds.
+/// Timeout for the end of a session: hosts wait a few seconds.
 const END: Duration = Duration::from_secs(10);
 
-/// SandboxScope sandboxes the tools work in.
+/// Which sandboxes the tools use.
 #[derive(Debug)]
 pub(super) enum SandboxScope {
-    /// One that was there before.
+    /// One existing sandbox.
     Given(String),
-    /// The session's, made like this.
+    /// Sandboxes of the session, created from this specification.
     Own {
         asked: Map<String, Value>,
         network: Network,
@@ -34,17 +35,18 @@ pub(super) enum SandboxScope {
     },
 }
 
-/// One agent host.
+/// Session with one agent host.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
     pub(super) whose: SandboxScope,
-    /// The sandbox of tools that name none. Held while it is made: two first calls make one.
+    /// Sandbox of calls that name none. The lock is held during its creation, so that two
+    /// concurrent first calls create one sandbox.
     usual: tokio::sync::Mutex<Option<String>>,
     made: Mutex<BTreeSet<String>>,
-    /// Every call holds it with others; the end waits for it alone.
+    /// Calls hold the read lock; the end of the session takes the write lock to wait for them.
     pub(super) calls: RwLock<()>,
-    /// An edit is two requests: agents send several at once.
+    /// Serializes edits, each of which is two requests.
     pub(super) edits: tokio::sync::Mutex<()>,
 }
 
@@ -60,12 +62,12 @@ impl Session {
         }
     }
 
-    /// Sandboxes can be made, named and removed.
+    /// Whether tools can create, name and delete sandboxes.
     pub(super) fn is_free(&self) -> bool {
         matches!(self.whose, SandboxScope::Own { .. })
     }
 
-    /// The sandbox that a tool works in.
+    /// Returns the sandbox of a call.
     pub(super) async fn sandbox(&self, named: Option<&str>) -> Result<String, Error> {
         if let Some(name) = named {
             return Ok(name.to_owned());
@@ -82,12 +84,12 @@ impl Session {
         Ok(id)
     }
 
-    /// Which one is used if none is named, if there is one already.
+    /// The default sandbox, if it exists already.
     pub(super) async fn usual(&self) -> Option<String> {
         self.usual.lock().await.clone()
     }
 
-    /// Makes one, as the session makes them but for what is said here.
+    /// Creates a sandbox with the session's settings, except for the given fields.
     pub(super) async fn make(&self, said: Map<String, Value>) -> Result<Value, Error> {
         let SandboxScope::Own { asked, .. } = &self.whose else {
             return Err(Error::new(
@@ -102,7 +104,7 @@ impl Session {
         Ok(made)
     }
 
-    /// Removes one, with its files.
+    /// Deletes a sandbox with its files.
     pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
         let about = self.client.call(&Request::get(below(name, &[]))).await?;
         let id = text(&about, "sandboxID");
@@ -111,15 +113,15 @@ impl Session {
         Ok(())
     }
 
-    /// It is not there any more. If tools went there by themselves, the next one makes another.
+    /// Forgets a deleted sandbox. If it was the default one, the next call creates another.
     async fn forget(&self, id: &str) -> bool {
         self.made().remove(id);
         let mut usual = self.usual.lock().await;
         usual.take_if(|usual| usual == id).is_some()
     }
 
-    /// What an agent is told of a sandbox that is not there, or does not run. One of ours that was stopped is started again: its files are
-    /// there, but the agent must know that nothing runs in it.
+    /// The error for a sandbox that does not exist or does not run. A stopped sandbox of the
+    /// session is started again with its files, and the error says that its processes are gone.
     pub(super) async fn explain(&self, name: &str, error: Error) -> Error {
         let end = match error.code {
             Code::SandboxNotFound | Code::SandboxStopped => self.lifetime_end(name).await,
@@ -170,13 +172,13 @@ impl Session {
         }
     }
 
-    /// That the lifetime of a sandbox ended, if that is why it is not there or does not run.
+    /// An error if the sandbox is missing or stopped because its lifetime ended.
     async fn lifetime_end(&self, name: &str) -> Option<String> {
         let end = find_end(&self.client, name, Lost::Command).await?;
         end.details.contains_key("exitCode").then_some(end.message)
     }
 
-    /// Says again and again that the session is there.
+    /// Renews the timeouts of the session's sandboxes at an interval.
     pub(super) async fn renew(&self) {
         let SandboxScope::Own { timeout, .. } = self.whose else {
             return std::future::pending().await;
@@ -191,7 +193,7 @@ impl Session {
             for id in made {
                 let request = Request::post(below(&id, &["timeout"]), &asked).idempotent();
                 match self.client.ask(&request).await {
-                    // The next tool that is used there tells the agent.
+                    // The next call that uses the sandbox reports the error.
                     Err(error) if error.code == Code::SandboxNotFound => {
                         self.made().remove(&id);
                     }
@@ -201,7 +203,7 @@ impl Session {
         }
     }
 
-    /// Waits for what is being done, and removes what was made.
+    /// Waits for running calls, then deletes the session's sandboxes.
     pub(super) async fn end(&self, keep: bool) {
         let ended = timeout(END, async {
             let _alone = self.calls.write().await;

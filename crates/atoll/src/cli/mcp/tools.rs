@@ -1,6 +1,7 @@
-//! The tools: what hosts are told about them, and how a call finds its own.
+//! The tools: their descriptions for hosts, and the dispatch of calls.
 //!
-//! To add one: a struct of what it takes (its comments are what agents read), [`Tool`] for it, and its name in `tools!`.
+//! To add a tool: define a struct of its arguments (agents read its doc comments), implement
+//! [`Tool`] and add its name to `tools!`.
 
 use std::sync::Arc;
 
@@ -22,53 +23,53 @@ use super::output::{ToolOutput, failed};
 use super::session::{SandboxScope, Session};
 use super::{command, files, sandboxes};
 
-/// What is true of a tool whatever it is given.
+/// Static description of a tool.
 #[derive(Debug)]
 pub(super) struct About {
     pub(super) name: &'static str,
-    /// For people.
+    /// Title for users.
     pub(super) title: &'static str,
-    /// For agents.
+    /// Description for agents.
     pub(super) description: &'static str,
     pub(super) nature: ToolEffect,
     pub(super) sandbox: Sandbox,
 }
 
-/// What a tool may do to what is there.
+/// How a tool may change existing data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ToolEffect {
-    /// Nothing.
+    /// Reads only.
     Reads,
-    /// Something new comes.
+    /// Adds data.
     Adds,
-    /// What was there may go; a second time changes nothing more.
+    /// Overwrites or deletes data; repeated calls have no further effect.
     Replaces,
-    /// The same, and a second time may change more.
+    /// Overwrites or deletes data; repeated calls may change more.
     Changes,
-    /// Whatever the program does, to whatever it reaches.
+    /// Runs a program, whose effects are unknown and may reach other systems.
     Runs,
 }
 
-/// Whether a tool works in a sandbox.
+/// Whether a tool takes a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sandbox {
-    /// In the one that is named, or the session's.
+    /// Takes a sandbox; the default is that of the session.
     Usual,
-    /// Only in one that is named.
+    /// Requires the name of a sandbox.
     Named,
     None,
 }
 
-/// Where a call works.
+/// Context of a call.
 pub(super) struct ToolContext<'a> {
     pub(super) session: &'a Session,
     pub(super) client: &'a Client,
-    /// Id or name; empty for tools that work in none.
+    /// Id or name of the sandbox; empty for tools that take none.
     pub(super) sandbox: String,
     pub(super) context: &'a RequestContext<RoleServer>,
 }
 
-/// A tool, with what it was given.
+/// A tool with its arguments.
 pub(super) trait Tool: DeserializeOwned + JsonSchema + Send + 'static {
     const ABOUT: About;
     fn work(self, place: ToolContext<'_>)
@@ -109,7 +110,7 @@ tools! {
     sandboxes::RemoveSandbox,
 }
 
-/// Does what one call asks for.
+/// Executes one call.
 async fn work<T: Tool>(
     session: &Session,
     mut given: JsonObject,
@@ -134,7 +135,7 @@ async fn work<T: Tool>(
             path => misused(path, &format!("{path}: {why}")),
         }
     })?;
-    // Nothing below interrupts this: a sandbox that was made is known.
+    // This future is not cancelled, so every created sandbox is recorded.
     let sandbox = match T::ABOUT.sandbox {
         Sandbox::None => String::new(),
         Sandbox::Usual => session.sandbox(named.as_deref()).await?,
@@ -165,12 +166,12 @@ fn misused(field: &str, message: &str) -> Error {
     Error::invalid(field, message, "see the tool's input schema")
 }
 
-/// Nobody hears it.
+/// The host is gone.
 pub(super) fn cancelled() -> Error {
     Error::new(Code::Conflict, "the call was cancelled")
 }
 
-/// What a host talks to.
+/// The MCP server of a session.
 pub(super) struct Server {
     session: Arc<Session>,
 }
@@ -180,7 +181,7 @@ impl Server {
         Self { session }
     }
 
-    /// A session in one sandbox has no tools for others.
+    /// A session with a fixed sandbox has no tools to manage others.
     fn has(&self, about: &About) -> bool {
         about.sandbox == Sandbox::Usual || self.session.is_free()
     }
@@ -266,7 +267,8 @@ impl ServerHandler for Server {
     }
 }
 
-/// A schema as hosts and models understand it best: an optional field is of one type, and may be left out.
+/// JSON schema in the form that most hosts and models accept: an optional field has one type and is
+/// not required.
 fn plain(schema: &JsonObject) -> JsonObject {
     let mut schema = schema.clone();
     schema.remove("$schema");

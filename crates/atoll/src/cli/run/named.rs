@@ -1,4 +1,4 @@
-//! A run with a name: it outlives the process that started it, and the next one attaches to it.
+//! Named runs: a run outlives the process that started it, and later processes attach to it.
 //!
 //! ```text
 //!           run            killed, left            the command ends
@@ -7,9 +7,9 @@
 //!                │    └───────── run ────────┴─────────────────────────┘
 //!                └── all was passed on ──▶ (no name)
 //! ```
-//! Each is a lasting instance of its own below the data directory, whose lock lets one process attach at
-//! a time. Nothing of it is taken away before its output and its exit code were passed on, or `atoll rm`
-//! was said.
+//! Each run is a persistent instance below the data directory, whose lock admits one attached
+//! process at a time. A run is deleted when its output and exit code were delivered, or by `atoll
+//! rm`.
 
 mod client;
 
@@ -39,25 +39,26 @@ use client::{Client, Outcome};
 
 pub(crate) use client::is_background_holder;
 
-/// What the one command of a run is found by.
+/// Tag of the command of a run.
 const TAG: &str = "run";
-/// How long another look at a run, or the end of one, may hold us up.
+/// Timeout for the lock of a run that another process lists or ends.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a process that only minds a run may take to leave.
+/// Timeout for a background process to release a run.
 const HANDOVER: Duration = Duration::from_secs(10);
-/// How often the lock of a run is tried.
+/// Interval between two attempts to lock a run.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// What was asked for at the beginning, beside what sandbox and command remember.
+/// Parameters of a run that neither the sandbox's record nor the command's record contains.
 #[derive(Debug, Serialize, Deserialize)]
 struct Asked {
     sandbox: SandboxSpec,
     download: Vec<Transfer>,
     keep: bool,
-    /// Refused addresses that are opened to it.
+    /// Private addresses that the sandbox may reach.
     #[serde(default)]
     egress_allow: Vec<EgressException>,
-    /// A digest of the command's variables, which are written nowhere. Runs of earlier versions have none.
+    /// Digest of the command's environment, which is not stored itself. `None` for runs of earlier
+    /// versions.
     #[serde(default)]
     variables: Option<String>,
 }
@@ -92,7 +93,7 @@ impl Asked {
 }
 
 impl Run {
-    /// Runs the command under a name, or attaches to it.
+    /// Starts a named run, or attaches to it.
     pub(super) async fn named(&self, name: &RunName, config: &Config) -> Result<u8, Error> {
         let place = NamedRun::new(&config.data, name);
         let spec = self.sandbox();
@@ -114,7 +115,7 @@ impl Run {
         let storage = self
             .disk
             .map_or(config.storage_of_run(), |_| Storage::Image);
-        // From here on signals are ours to pass on.
+        // From here on signals are forwarded to the command.
         let mut signals = Signals::new()?;
         let authorities = authorities::read(&self.ca_file)?;
         let own = Own {
@@ -129,7 +130,7 @@ impl Run {
         match done {
             Ok(Outcome::Ended(code)) => runtime.destroy().await.map(|()| code),
             Ok(Outcome::Left(code)) => runtime.close().await.map(|()| code),
-            // What never began leaves nothing; what did is there for another try.
+            // A run that was not started is removed; a started one remains for another attempt.
             Err(error) => {
                 let closed = match find(&runtime) {
                     Some(_) => runtime.close().await,
@@ -140,7 +141,7 @@ impl Run {
         }
     }
 
-    /// Whether a command can be begun.
+    /// Checks that a command can be started.
     fn begins(&self) -> bool {
         self.tty || !self.command.is_empty()
     }
@@ -198,7 +199,7 @@ impl Run {
         Ok(Outcome::Ended(code))
     }
 
-    /// Makes the sandbox and starts the command.
+    /// Creates the sandbox and starts the command.
     async fn begin(
         &self,
         runtime: &LocalRuntime,
@@ -207,7 +208,7 @@ impl Run {
         exec: ExecSpec,
         signals: &mut Signals,
     ) -> Result<(SandboxInfo, StartedExec, Asked), Error> {
-        // A beginning that was cut off: nobody was told of it.
+        // Left by an interrupted start, which was not acknowledged to a user.
         for info in runtime.list() {
             runtime.delete(&info.id).await?;
         }
@@ -220,7 +221,7 @@ impl Run {
         };
         let asked = Asked {
             sandbox: spec.clone(),
-            // Whoever is there at the end may be somewhere else.
+            // The process that is attached at the end may have another working directory.
             download: self.download.iter().map(absolute).collect(),
             keep: self.keep,
             egress_allow: self.egress_allow.clone(),
@@ -240,7 +241,7 @@ impl Run {
         Ok((info, exec, asked))
     }
 
-    /// Refuses to take something else for what runs under the name.
+    /// Returns an error if the arguments differ from those of the existing run.
     fn check_same(
         &self,
         name: &RunName,
@@ -281,7 +282,7 @@ impl Run {
         };
         let variables = digest(&exec.environment);
         let same_variables = asked.variables.as_ref().is_none_or(|had| *had == variables);
-        // Without a command nothing need be said again.
+        // Without a command, the arguments need not be repeated.
         let unsaid = |same: bool, plain: bool| same || (!given && plain);
         let plain = ExecSpec::shell("");
         let same = unsaid(
@@ -301,18 +302,18 @@ impl Run {
     }
 }
 
-/// Tells variables from others without keeping them.
+/// Digest of environment variables, to compare them without storing them.
 fn digest(variables: &[(Vec<u8>, Vec<u8>)]) -> String {
     let mut digest = Sha256::new();
     for part in variables.iter().flat_map(|(name, value)| [name, value]) {
-        // No name and no value has a NUL byte.
+        // Names and values contain no NUL byte.
         digest.update(part);
         digest.update([0]);
     }
     base64::engine::general_purpose::STANDARD.encode(digest.finalize())
 }
 
-/// The one sandbox and the one command of a run that has begun.
+/// The sandbox and the command of a started run.
 pub(crate) fn find(runtime: &LocalRuntime) -> Option<(SandboxInfo, ExecHandle)> {
     runtime.list().into_iter().find_map(|info| {
         let control = runtime.find_exec_by_tag(&info.id, TAG).ok()?;
@@ -320,7 +321,7 @@ pub(crate) fn find(runtime: &LocalRuntime) -> Option<(SandboxInfo, ExecHandle)> 
     })
 }
 
-/// The command of a run among what is written down.
+/// The command of a run in the stored records.
 pub(crate) fn find_written(execs: Vec<ExecInfo>) -> Option<ExecInfo> {
     execs
         .into_iter()
@@ -328,7 +329,7 @@ pub(crate) fn find_written(execs: Vec<ExecInfo>) -> Option<ExecInfo> {
         .find(|exec| exec.spec.tag.as_deref() == Some(TAG))
 }
 
-/// A command as it was typed, more or less.
+/// Formats a command approximately as it was typed.
 pub(crate) fn command(spec: &ExecSpec) -> String {
     let word = |word: &Vec<u8>| quoted(&String::from_utf8_lossy(word));
     match &spec.program {
@@ -337,7 +338,7 @@ pub(crate) fn command(spec: &ExecSpec) -> String {
     }
 }
 
-/// How the instance of a run is set up that begins. One that has begun stays as it is.
+/// Options of the instance of a new run. A started run keeps its options.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Own<'a> {
     storage: Storage,
@@ -354,14 +355,14 @@ impl From<Storage> for Own<'_> {
     }
 }
 
-/// Whether a run has begun.
+/// Whether a run was started.
 fn has_begun(place: &NamedRun) -> bool {
     place
         .inspect()
         .is_some_and(|seen| !seen.sandboxes.is_empty())
 }
 
-/// Opens the instance of a run, once whoever else has to do with it is done.
+/// Opens the instance of a run as soon as other processes have released it.
 pub(crate) async fn open(
     place: &NamedRun,
     config: &Config,
@@ -382,7 +383,7 @@ pub(crate) async fn open(
             },
             authorities: own.authorities.to_vec(),
             templates: config.templates(),
-            // It stays what it is.
+            // The run does not change.
             storage: storage::recorded_kind(&place.directory).unwrap_or(own.storage),
             ..RuntimeConfig::new(&place.directory)
         });
@@ -430,7 +431,7 @@ pub(crate) fn unknown(name: &RunName) -> Error {
     ))
 }
 
-/// Why a command's end is not known.
+/// Error for a command whose result is lost.
 pub(crate) fn why(reason: Option<StopReason>) -> &'static str {
     match reason {
         Some(StopReason::KeeperLost) => "when its keeper was ended",
@@ -457,7 +458,7 @@ fn lost(place: &NamedRun, info: &SandboxInfo) -> Error {
         .remedy(format!("{at}remove it with atoll rm {name}"))
 }
 
-/// Says that a run goes on.
+/// Prints that a run continues.
 fn goes_on(name: &RunName) {
     eprint_line(&format!(
         "atoll: {name} goes on; attach to it with atoll run --name {name}"

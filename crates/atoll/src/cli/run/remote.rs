@@ -1,5 +1,5 @@
-//! The same run in a sandbox of a server: made for it, renewed while we are there, and deleted at its end. If we are killed, its
-//! time is up soon after.
+//! `atoll run` on a server: creates a sandbox, renews its timeout while this process runs, and
+//! deletes it at the end. If this process is killed, the sandbox expires soon after.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,11 +17,11 @@ use super::super::template::variables;
 use super::super::{exec, print_error, shell};
 use super::{Run, Signals, ended_by, terminal};
 
-/// How long a sandbox outlives us.
+/// Timeout of the sandbox, which applies if this process is killed.
 const ORPHAN_TIMEOUT_SECS: u32 = 120;
-/// How long a sandbox that nobody wants any more is waited for; one that is left ends by itself.
+/// Timeout of the deletion after a signal; a remaining sandbox expires by itself.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How often it is told that we are there.
+/// Interval at which the timeout is renewed.
 const RENEW_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Run {
@@ -36,7 +36,8 @@ impl Run {
         asked.insert("template".into(), json!(self.template));
         asked.insert("timeout".into(), json!(ORPHAN_TIMEOUT_SECS));
         let asked = asked.into();
-        // From here on signals are ours to pass on; the sandbox must not outlive us.
+        // From here on signals are forwarded to the command; the sandbox must not outlive this
+        // process.
         let mut signals = Signals::new()?;
         let made = made(client, &asked, &mut signals).await?;
         let id = text(&made, "sandboxID");
@@ -44,7 +45,7 @@ impl Run {
             done = self.in_served(client, id, limits, &mut signals) => done,
             error = renew(client, id) => Err(error),
         };
-        // Whatever happened, nothing of the sandbox stays.
+        // The sandbox is deleted in all cases.
         let deleted = deleted(client, id, &mut signals).await;
         let code = done?;
         deleted.map(|()| code)
@@ -100,7 +101,7 @@ impl Run {
             for download in &self.download {
                 let target = Path::new(&download.target);
                 if let Err(error) = files.download(&download.source, target).await {
-                    // A command that failed has said so already; its code is the one to tell.
+                    // The exit code of a failed command takes precedence over errors of downloads.
                     if code == 0 {
                         return Err(error);
                     }
@@ -113,7 +114,7 @@ impl Run {
         Ok(code)
     }
 
-    /// What only this machine's own engine can do is refused.
+    /// Rejects options that only a local run supports.
     fn check_served(&self, client: &Client) -> Result<(), Error> {
         let only_here = [
             ("name", self.name.is_some()),
@@ -136,7 +137,8 @@ impl Run {
     }
 }
 
-/// Makes the sandbox. If a signal comes first, one that is made all the same is taken away.
+/// Creates the sandbox. If a signal arrives first, a sandbox that is created nevertheless is
+/// deleted.
 async fn made(client: &Client, asked: &Value, signals: &mut Signals) -> Result<Value, Error> {
     let making = create(client, asked);
     tokio::pin!(making);
@@ -152,7 +154,7 @@ async fn made(client: &Client, asked: &Value, signals: &mut Signals) -> Result<V
     Err(ended_by(number))
 }
 
-/// Takes the sandbox away; when a signal comes, within a moment.
+/// Deletes the sandbox; after a signal, with a short timeout.
 async fn deleted(client: &Client, id: &str, signals: &mut Signals) -> Result<(), Error> {
     let deleting = delete(client, id);
     tokio::pin!(deleting);
@@ -164,7 +166,7 @@ async fn deleted(client: &Client, id: &str, signals: &mut Signals) -> Result<(),
     deleted.unwrap_or_else(|_| Err(ended_by(number)))
 }
 
-/// Takes the sandbox away. Its time may have been up, or somebody else quicker.
+/// Deletes the sandbox. It may have expired or been deleted already.
 async fn delete(client: &Client, id: &str) -> Result<(), Error> {
     match client.ask(&Request::delete(below(id, &[]))).await {
         Err(error) if error.code != Code::SandboxNotFound => Err(error),
@@ -172,7 +174,7 @@ async fn delete(client: &Client, id: &str) -> Result<(), Error> {
     }
 }
 
-/// Says again and again that we are there; ends when that makes no sense any more.
+/// Renews the timeout at an interval; ends when the sandbox is gone.
 async fn renew(client: &Client, id: &str) -> Error {
     let request = Request::post(
         below(id, &["timeout"]),
@@ -187,7 +189,7 @@ async fn renew(client: &Client, id: &str) -> Error {
     }
 }
 
-/// Words that can be written as JSON.
+/// Converts arguments to UTF-8, as JSON requires.
 fn words(command: &[OsString]) -> Result<Vec<String>, Error> {
     let word = |word: &OsString| {
         word.to_str().map(ToOwned::to_owned).ok_or_else(|| {

@@ -1,12 +1,12 @@
-//! Signals that the command is sent, and what becomes of them.
+//! Forwarding of signals to the command.
 
 use atoll_model::{Code, Error};
 use atoll_worker::ExecHandle;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The signals a shell sends to what runs in the foreground.
+/// Signals that terminals and shells send to foreground processes.
 pub(crate) struct Signals {
-    /// One was passed on already.
+    /// Whether a signal was forwarded already.
     pub(crate) before: bool,
     streams: Vec<(i32, tokio::signal::unix::Signal)>,
 }
@@ -31,13 +31,13 @@ impl Signals {
             .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))
     }
 
-    /// Does something that the next signal ends.
+    /// Runs a future until the next signal.
     pub(crate) async fn unless<T>(
         &mut self,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         tokio::select! {
-            // One that came before is not forgotten.
+            // A signal that arrived before is pending.
             biased;
             number = self.next() => Err(ended_by(number)),
             done = work => done,
@@ -56,7 +56,7 @@ impl Signals {
         .await
     }
 
-    /// Passes the first signal on; a second one means business.
+    /// Forwards the first signal; the second one kills the command.
     pub(super) async fn hand_on(&mut self, number: i32, control: &ExecHandle) -> Result<(), Error> {
         if std::mem::replace(&mut self.before, true) {
             control.kill()
@@ -66,7 +66,7 @@ impl Signals {
     }
 }
 
-/// A signal came: the exit code is what a shell says of it.
+/// Exit code of a shell for a signal.
 pub(crate) fn ended_by(number: i32) -> Error {
     let message = format!("ended by signal {number}");
     Error::new(Code::Conflict, message).detail("exitCode", (128 + number).to_string())

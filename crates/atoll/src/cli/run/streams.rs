@@ -1,4 +1,5 @@
-//! A command's input, output and signals are our own, on a terminal or not.
+//! Connects a command to the standard streams and signals of this process, with or without a
+//! terminal.
 
 use std::io::Read;
 
@@ -10,7 +11,7 @@ use tokio::signal::unix::SignalKind;
 use super::super::{print_error, unwritten};
 use super::{Signals, terminal};
 
-/// Shows the command on our own terminal.
+/// Connects the command to this terminal.
 pub(super) async fn on_terminal(
     control: &ExecHandle,
     signals: &mut Signals,
@@ -30,15 +31,15 @@ pub(super) async fn on_terminal(
     }
 }
 
-/// Gives a command what we read.
+/// Forwards standard input to a command.
 fn pass_input(control: &ExecHandle) {
     let (read, given) = tokio::sync::mpsc::channel(4);
-    // A thread of its own: a read of a terminal cannot be taken back.
+    // On a separate thread, because a read of a terminal cannot be cancelled.
     std::thread::spawn(move || drop(pass_on(std::io::stdin().lock(), &read)));
     tokio::spawn(feed(control.clone(), given));
 }
 
-/// Gives the command our own input and output, until it has ended and all was written.
+/// Forwards standard input and output until the command has ended and all output was written.
 pub(super) async fn stream(exec: StartedExec, signals: &mut Signals) -> Result<ExecStatus, Error> {
     pass_input(&exec.handle);
     let outputs = async {
@@ -61,7 +62,7 @@ pub(super) async fn stream(exec: StartedExec, signals: &mut Signals) -> Result<E
     }
 }
 
-/// Passes the first signal on; a second one means business.
+/// Forwards the first signal; the second one kills the command.
 async fn forward(signals: &mut Signals, control: &ExecHandle) -> Error {
     loop {
         let number = signals.next().await;
@@ -71,8 +72,8 @@ async fn forward(signals: &mut Signals, control: &ExecHandle) -> Error {
     }
 }
 
-/// Copies output until its end. When our own reader has gone, the command is told so by the signal that
-/// a closed pipe would have sent it without a sandbox around it.
+/// Copies output until its end. If the reader of this process's output has exited, the command
+/// receives SIGPIPE, as from a closed pipe without a sandbox.
 async fn pass_output(
     mut output: StreamReader,
     to: impl tokio::io::AsyncWrite + Unpin,
@@ -89,7 +90,7 @@ async fn pass_output(
     }
 }
 
-/// Copies output until its end, or until our own reader has gone: then it says how.
+/// Copies output until its end, or until the reader has exited: then returns the error.
 pub(super) async fn copy(
     output: &mut StreamReader,
     mut to: impl tokio::io::AsyncWrite + Unpin,
@@ -110,7 +111,7 @@ pub(super) async fn copy(
     }
 }
 
-/// Reads our own input to its end, or for as long as somebody wants it.
+/// Reads standard input until its end, or until the receiver is dropped.
 pub(crate) fn pass_on(
     mut from: impl Read,
     to: &tokio::sync::mpsc::Sender<Vec<u8>>,
@@ -124,7 +125,7 @@ pub(crate) fn pass_on(
     }
 }
 
-/// Gives the command what we read, to the end. It need not want it.
+/// Forwards standard input until its end. The command need not read it.
 pub(super) async fn feed(control: ExecHandle, mut given: tokio::sync::mpsc::Receiver<Vec<u8>>) {
     while let Some(bytes) = given.recv().await {
         if control.write_stdin(&bytes).await.is_err() {
@@ -134,13 +135,13 @@ pub(super) async fn feed(control: ExecHandle, mut given: tokio::sync::mpsc::Rece
     let _ = control.close_stdin();
 }
 
-/// There is no input, nor will there be.
+/// Whether standard input is closed or `/dev/null`.
 pub(crate) fn stdin_is_null() -> bool {
     use std::os::unix::fs::MetadataExt;
     let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
     match (rustix::fs::fstat(std::io::stdin()), null) {
         (Ok(stdin), Ok(null)) => stdin.st_rdev == null,
-        // Closed: nothing comes from there either.
+        // Standard input is closed.
         _ => true,
     }
 }

@@ -1,4 +1,4 @@
-//! Our own terminal as the command's: raw, of the same size, and given back as it was.
+//! This terminal as the command's: raw mode, forwarded size, and restored at the end.
 
 use std::os::fd::AsFd;
 
@@ -10,7 +10,7 @@ use rustix::termios::{
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The size of our terminal; an error that says what to do if we have none.
+/// Size of this terminal; an error with a remedy if there is none.
 pub(crate) fn size() -> Result<TerminalSize, Error> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
     if !isatty(&input) || !isatty(&output) {
@@ -23,7 +23,7 @@ pub(crate) fn size() -> Result<TerminalSize, Error> {
     Ok(current(output.as_fd()))
 }
 
-/// The size of a terminal that is there.
+/// Size of a terminal, if the descriptor is one.
 pub(crate) fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
     match tcgetwinsize(terminal) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => TerminalSize {
@@ -34,16 +34,16 @@ pub(crate) fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
     }
 }
 
-/// Our terminal while it is changed; then it is as it was.
+/// Changed terminal mode, which is restored on drop.
 pub(crate) struct Raw(Termios);
 
 impl Raw {
-    /// Every key goes to the command.
+    /// Raw mode: every key is passed to the command.
     pub(crate) fn new() -> Result<Self, Error> {
         Self::changed(Termios::make_raw)
     }
 
-    /// What is typed is not shown.
+    /// Disables echo.
     pub(crate) fn without_echo() -> Result<Self, Error> {
         Self::changed(|modes| modes.local_modes.remove(LocalModes::ECHO))
     }
@@ -69,8 +69,8 @@ impl Drop for Raw {
     }
 }
 
-/// Shows what the command writes until it ends, and tells it when our size changes. Nothing comes back
-/// when our terminal has gone.
+/// Copies the command's output to this terminal until it ends, and forwards size changes. Returns
+/// `None` if this terminal is lost.
 pub(super) async fn show(
     control: &ExecHandle,
     mut output: OutputReader,

@@ -1,5 +1,5 @@
-//! `SRC:DST`: files in before, files out after. Names that come from a sandbox are only ever used
-//! below a directory of ours, one plain component at a time.
+//! `--upload` and `--download` of `atoll run`. Names that come from a sandbox are not trusted: they
+//! are resolved below the target directory, one normal component at a time.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -12,7 +12,7 @@ use atoll_worker::LocalRuntime;
 
 use crate::cli::eprint_line;
 
-/// From where to where.
+/// Source and target.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Transfer {
     pub(crate) source: String,
@@ -33,11 +33,11 @@ impl FromStr for Transfer {
     }
 }
 
-/// More entries than this are not downloaded in one go.
+/// Maximum number of entries of one download.
 const MOST: u32 = 200_000;
 
 impl Transfer {
-    /// Whether there is something to upload.
+    /// Checks that the source of an upload exists.
     pub(crate) fn check_source(&self) -> Result<(), Error> {
         let source = Path::new(&self.source);
         let found = fs::metadata(source);
@@ -46,7 +46,8 @@ impl Transfer {
             .map_err(|error| unreadable("upload", source, &error))
     }
 
-    /// Copies in. A target that is a directory, or ends in `/`, gets the source's name in it.
+    /// Uploads. If the target is a directory or ends in `/`, the source is copied into it under its
+    /// own name.
     pub(crate) async fn upload(
         &self,
         runtime: &LocalRuntime,
@@ -81,7 +82,8 @@ impl Transfer {
                 let entries =
                     fs::read_dir(&source).map_err(|error| unreadable("upload", &source, &error))?;
                 for entry in entries.flatten() {
-                    // A link is followed to a file, not into a directory: there may be no end to that.
+                    // A link to a file is followed; a link to a directory is not, because it may
+                    // form a cycle.
                     let link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
                     match fs::metadata(entry.path()) {
                         Ok(found) if found.is_file() || (found.is_dir() && !link) => {
@@ -124,7 +126,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Copies out. A target that is a directory gets the source's name in it.
+    /// Downloads. If the target is a directory, the source is copied into it under its own name.
     pub(crate) async fn download(
         &self,
         runtime: &LocalRuntime,
@@ -204,7 +206,7 @@ fn unreadable(field: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::invalid(field, message, "name a file or directory of this machine")
 }
 
-/// A relative path of plain names, or nothing.
+/// A relative path of normal components; `None` for other paths.
 fn plain(path: &[u8]) -> Option<PathBuf> {
     let path = PathBuf::from(std::ffi::OsString::from_vec(path.to_vec()));
     path.components()
@@ -226,7 +228,7 @@ fn make_directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Saves one file; permission bits for others than its owner are as inside, never setuid.
+/// Saves one file with its permission bits, without setuid and setgid.
 async fn save(
     runtime: &LocalRuntime,
     id: &SandboxId,

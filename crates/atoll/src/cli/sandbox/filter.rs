@@ -5,7 +5,7 @@ use atoll_model::Error;
 use clap::Args;
 use serde_json::Value;
 
-/// Conditions that a listed sandbox meets, all of them.
+/// Conditions that are combined with AND.
 #[derive(Debug, Default, Args)]
 pub(crate) struct Filter {
     /// Only sandboxes in this state: creating, running, paused, stopping, stopped or failed.
@@ -22,7 +22,7 @@ pub(crate) struct Filter {
     search: Option<String>,
 }
 
-/// An entry of the metadata.
+/// Metadata entry.
 fn entry(text: &str) -> Result<(String, String), String> {
     let (key, value) = text
         .split_once('=')

@@ -1,4 +1,4 @@
-//! When a sandbox ends by itself and what happens then, for tables and messages.
+//! The end of a sandbox's lifetime and the action then, for tables and messages.
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::super::server_args::text;
 use super::span;
 
-/// The `ENDS` column: `in 4m10s, stop`; `-` if the sandbox does not end by itself.
+/// The `ENDS` column: `in 4m10s, stop`; `-` if its lifetime has no end.
 pub(crate) fn until(sandbox: &Value) -> String {
     let lifetime = remaining(sandbox, "endAt").map(|left| (left, text(sandbox, "onTimeout")));
     // The files of a stopped sandbox.
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A time so many seconds from now, with room for a slow machine.
+    /// Tests that the time is this many seconds from now, with tolerance for a slow machine.
     fn after(seconds: i64) -> String {
         let later = Timestamp::now() + jiff::SignedDuration::from_secs(seconds);
         later.to_string()

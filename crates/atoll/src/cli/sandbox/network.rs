@@ -1,4 +1,4 @@
-//! `atoll sandbox network`: what a sandbox is connected to, and what it may reach.
+//! `atoll sandbox network`: network and network rules of a sandbox.
 
 use atoll_client::Request;
 use atoll_model::{Error, Network, NetworkRule};
@@ -9,24 +9,24 @@ use super::super::say;
 use super::super::server_args::{Remote, below, find, say_json, text};
 use crate::config::Config;
 
-/// Show the network of a sandbox, or set it with its rules.
+/// Show the network and the network rules of a sandbox, or replace them.
 ///
-/// A change replaces all rules: what --allow and --deny do not name any more is forgotten.
+/// A change replaces all rules: rules that --allow and --deny do not repeat are removed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll sandbox network web
   atoll sandbox network web --net internet --allow 1.1.1.1:443
   atoll sandbox network web --net none")]
 pub(crate) struct Rules {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// Connect it to this network; without the option it keeps its own.
+    /// New network; without this option the network does not change.
     #[arg(long, value_name = "none|internet")]
     net: Option<Network>,
-    /// Let it reach these addresses. Without --deny, nothing else.
+    /// Allow connections to these addresses. Without --deny, all others are refused.
     #[arg(long, value_name = "RULE")]
     allow: Vec<NetworkRule>,
-    /// Refuse it these addresses, but for what --allow names.
+    /// Refuse connections to these addresses, except those that --allow names.
     #[arg(long, value_name = "RULE")]
     deny: Vec<NetworkRule>,
     /// Print JSON.
@@ -55,7 +55,7 @@ impl Rules {
         Ok(())
     }
 
-    /// The change; `None` if no option asks for one.
+    /// The change; `None` without options.
     fn asked(&self) -> Option<Value> {
         if self.net.is_none() && self.allow.is_empty() && self.deny.is_empty() {
             return None;
@@ -71,7 +71,7 @@ impl Rules {
     }
 }
 
-/// The network, and a line for each list of rules of one that has rules.
+/// Prints the network, and a line for each list of rules.
 fn shown(network: &Value) -> String {
     let list = |name: &str| {
         let rules = network[name].as_array().into_iter().flatten();

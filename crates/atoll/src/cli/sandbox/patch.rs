@@ -12,7 +12,8 @@ use super::super::server_args::{Remote, below, find, say_json, text};
 use super::{End, mebibytes, pairs, seconds};
 use crate::config::Config;
 
-/// Change a sandbox, also while it runs; its id is printed. What no option names stays as it is.
+/// Change settings of a sandbox, also while it runs, and print its id. Other settings keep their
+/// values.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("change").required(true).multiple(true).args([
@@ -26,48 +27,48 @@ use crate::config::Config;
   atoll sandbox patch web --idle-timeout 10m --on-idle stop"
 )]
 pub(crate) struct Patch {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// Its new name: a-z, 0-9 and -.
+    /// New name: a-z, 0-9 and -.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Take its name away.
+    /// Remove the name.
     #[arg(long, conflicts_with = "name")]
     no_name: bool,
-    /// A word of your own. Those that are not given any more are forgotten.
+    /// Metadata entry; may be repeated. Entries that are not given are removed.
     #[arg(long, value_name = "K=V")]
     metadata: Vec<String>,
-    /// Forget all words of your own.
+    /// Remove all metadata.
     #[arg(long, conflicts_with = "metadata")]
     no_metadata: bool,
-    /// Processor time, in processors.
+    /// CPU limit, in CPUs.
     #[arg(long, value_name = "N")]
     cpus: Option<Cpus>,
-    /// Memory, page cache included.
+    /// Memory limit, including the page cache.
     #[arg(long, value_name = "SIZE")]
     memory: Option<Bytes>,
-    /// Disk space of what is written.
+    /// Limit of the disk space that the sandbox's changes take.
     #[arg(long, value_name = "SIZE")]
     disk: Option<Bytes>,
-    /// Processes and threads.
+    /// Limit of processes and threads.
     #[arg(long, value_name = "N")]
     pids: Option<u32>,
-    /// How long it lives from now on; 0 is without end.
+    /// Lifetime from now on; 0 is no end.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
-    /// What happens then.
+    /// Action at the end of the lifetime.
     #[arg(long, value_name = "WHAT")]
     on_timeout: Option<End>,
-    /// How long it may be idle; 0 is for ever.
+    /// Time that the sandbox may be idle; 0 is no limit.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     idle_timeout: Option<Duration>,
-    /// What happens then.
+    /// Action when the idle timeout is reached.
     #[arg(long, value_name = "WHAT")]
     on_idle: Option<End>,
-    /// When it is paused, a use of it lets it go on.
+    /// Resume the sandbox on a command or file call while it is paused.
     #[arg(long)]
     auto_resume: bool,
-    /// When it is paused, a use of it is refused.
+    /// Refuse commands and file calls while the sandbox is paused.
     #[arg(long, conflicts_with = "auto_resume")]
     no_auto_resume: bool,
     /// Print JSON.
@@ -95,7 +96,7 @@ impl Patch {
         Ok(())
     }
 
-    /// The fields that change, but for the timeout, which has a request of its own.
+    /// The fields that change, except the timeout, which is set by another request.
     fn asked(&self) -> Result<Value, Error> {
         let mut asked = Map::new();
         let mut add = |name: &str, value: Option<Value>| {
@@ -128,7 +129,7 @@ impl Patch {
     }
 }
 
-/// Changes the fields first: the server refuses them as a whole. Both requests may be repeated.
+/// Changes the fields first: the server applies all or none of them. Both requests are idempotent.
 async fn change(
     client: &Client,
     id: &str,

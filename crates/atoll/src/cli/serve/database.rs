@@ -7,7 +7,7 @@ use atoll_model::{Code, Error, InstanceId, SandboxId, SandboxState};
 use atoll_store::{DatabaseFile, Store, inspect};
 use atoll_worker::instance;
 
-/// The database, in a data directory.
+/// File of the database in a data directory.
 pub(crate) const DATABASE: &str = "atoll.db";
 /// The instance that a data directory belongs to. The database records the same id.
 pub(super) const INSTANCE: &str = "instance-id";
@@ -15,9 +15,9 @@ pub(super) const INSTANCE: &str = "instance-id";
 /// Handling of sandboxes that have no row in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unknown {
-    /// They are set aside, and a database that cannot know them is refused.
+    /// They are set aside, and a database that cannot contain them is rejected.
     Refuse,
-    /// They are adopted, whatever database is there.
+    /// They are adopted, with any database.
     Adopt,
 }
 
@@ -101,7 +101,7 @@ fn stranger(path: &Path, sandboxes: usize) -> Error {
     ))
 }
 
-/// The sandboxes whose create was acknowledged to a caller, so far as the database has it.
+/// Sandboxes whose create was acknowledged to a caller, according to the database.
 pub(super) async fn acknowledged(data: &Path, store: &Store) -> Result<HashSet<SandboxId>, Error> {
     let rows = store.active_sandboxes().await;
     let rows = rows.map_err(|error| unusable(data, &error))?.into_iter();
@@ -113,7 +113,7 @@ pub(super) async fn acknowledged(data: &Path, store: &Store) -> Result<HashSet<S
     Ok(acknowledged.map(|row| row.id).collect())
 }
 
-/// A database that cannot be opened, and what to do about it.
+/// Error and remedy for a database that cannot be opened.
 pub(crate) fn unusable(data: &Path, error: &atoll_store::Error) -> Error {
     let path = data.join(DATABASE);
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));

@@ -1,18 +1,18 @@
-//! How the file descriptors that the server may open are shared: every connection takes one, and so do connections to ports and
-//! the work of sandboxes.
+//! Limits of file descriptors: every connection takes one, and so do forwarded ports and operations
+//! on sandboxes.
 
 use atoll_server::ConnectionLimits;
 use rustix::process::{Resource, getrlimit};
 
-/// Most connections at the operator's socket, and at the listener for metrics.
+/// Maximum number of connections at the operator's socket, and at the metrics listener.
 const OPERATOR: u64 = 256;
 const METRICS: u64 = 64;
 
-/// Descriptors of one listener.
+/// Descriptors that one listener takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Share {
     connections: u32,
-    /// Descriptors from this number on are kept back.
+    /// First descriptor number of the reserve.
     reserved: i32,
 }
 
@@ -34,7 +34,8 @@ impl Share {
 }
 
 impl Shares {
-    /// Fits the configured number of connections to the hard limit for open files, and logs if it is lowered.
+    /// Lowers the configured number of connections to what the hard limit for open files permits,
+    /// with a log entry.
     pub(super) fn fit(max_connections: u32) -> Self {
         let open_files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
         let shares = Self::new(max_connections, open_files);
@@ -50,8 +51,8 @@ impl Shares {
         shares
     }
 
-    /// At most half of the descriptors are for public connections. The last eighth is kept back for the operator's socket and
-    /// for sandboxes, whatever takes the others.
+    /// At most half of the descriptors are for public connections. The last eighth is reserved for
+    /// the operator's socket and for sandboxes.
     fn new(max_connections: u32, open_files: u64) -> Self {
         let connections = |part: u64, most: u64| {
             let share = (open_files / part).clamp(1, most);

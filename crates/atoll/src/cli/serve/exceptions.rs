@@ -1,4 +1,5 @@
-//! Addresses that the operator opened with `--egress-allow`, as the log and `atoll doctor` name them.
+//! Private addresses that the operator opened with `--egress-allow`, for the log and `atoll
+//! doctor`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +7,13 @@ use atoll_model::{EgressException, Error};
 
 use super::write_atomic;
 
-/// Where a server writes them down, a line each: its rules outlast it as long as sandboxes do.
+/// File with one exception per line: the network rules remain after the server has exited, as long
+/// as sandboxes run.
 fn path(data: &Path) -> PathBuf {
     data.join("run/egress-allow")
 }
 
-/// Logs the exceptions of a server that starts, and writes them down.
+/// Logs the exceptions of a starting server, and writes them to the file.
 pub(super) fn record(data: &Path, exceptions: &[EgressException]) -> Result<(), Error> {
     if exceptions.is_empty() {
         let _ = std::fs::remove_file(path(data));

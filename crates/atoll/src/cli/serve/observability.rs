@@ -1,4 +1,4 @@
-//! How a server is watched: its log, and the listener for Prometheus.
+//! Observability of a server: its log, and the metrics listener for Prometheus.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -13,10 +13,10 @@ use tracing_subscriber::EnvFilter;
 
 use super::{eprint_line, failed, paint, retry_bind, say};
 
-/// Where metrics are shown if nothing is said.
+/// Default address of the metrics listener.
 pub(super) const METRICS: &str = "127.0.0.1:9091";
 
-/// How it is watched.
+/// Settings of log and metrics.
 #[derive(Debug, Clone)]
 pub(super) struct Observability {
     pub(super) metrics_listen: Option<Place>,
@@ -24,7 +24,7 @@ pub(super) struct Observability {
     pub(super) log_level: Level,
 }
 
-/// A place to listen, or none.
+/// Address of a listener, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(super) enum Place {
@@ -84,7 +84,8 @@ impl Level {
 }
 
 impl Observability {
-    /// Logs to standard error. Of others' code only what is wrong: they do not know what a secret is.
+    /// Logs to standard error. Dependencies log warnings and errors only, because their entries may
+    /// contain secrets.
     pub(super) fn log(&self) {
         let others = match self.log_level {
             Level::Error => "error",
@@ -100,7 +101,8 @@ impl Observability {
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
-            // A line that cannot be written is lost; a word about that would end the request it is about.
+            // A log line that cannot be written is dropped; a panic about it would abort the
+            // request.
             .log_internal_errors(false)
             .with_env_filter(filter);
         let _ = if human {
@@ -111,8 +113,8 @@ impl Observability {
         };
     }
 
-    /// Takes the place where metrics are shown. One that was asked for must be had; without the usual one the
-    /// server serves all the same, for there may be several on a machine.
+    /// Binds the metrics listener. Failing to bind a configured address is an error; failing to
+    /// bind the default one is not, because several servers may run on a machine.
     pub(super) async fn metrics_listener(&self) -> Result<Option<TcpListener>, Error> {
         let usual = || METRICS.parse().map(Place::At);
         let place = match self.metrics_listen {
@@ -143,7 +145,7 @@ impl Observability {
     }
 }
 
-/// Says where metrics are shown.
+/// Logs the address of the metrics listener.
 pub(super) fn tell_metrics(listener: &TcpListener) -> Result<(), Error> {
     let at = listener
         .local_addr()

@@ -1,5 +1,5 @@
-//! What a server that was killed this moment still has: its ports and its data directory are free when the kernel has
-//! taken it apart, which is soon. Whoever else has them keeps them.
+//! Waits for the ports and the data directory of a server that was just killed: the kernel releases
+//! them shortly after. If another process holds them, the start fails.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,20 +12,20 @@ use tokio::time::{Instant, sleep};
 
 use super::eprint_line;
 
-/// How long is waited for what is needed.
+/// Timeout for required ports and the data directory.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
-/// The same for what can be done without: several servers may be on a machine, and none is to start late for it.
+/// Timeout for optional ports: several servers may run on a machine, and none should start late.
 pub(super) const OPTIONAL_TIMEOUT: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Takes a port, which may be somebody's for so long.
+/// Binds a port that another process may hold for this long.
 pub(super) async fn listen(at: SocketAddr, patience: Duration) -> std::io::Result<TcpListener> {
     let taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
     let bind = async || TcpListener::bind(at).await;
     retry_while_in_use(&at.to_string(), patience, bind, taken).await
 }
 
-/// Locks a data directory, which another process may have locked.
+/// Locks a data directory that another process may hold.
 pub(super) async fn lock(data: &Path) -> Result<DataLock, Error> {
     let taken = |error: &Error| error.code == Code::Conflict && error.details.contains_key("pid");
     let lock = async || DataLock::acquire(data);

@@ -1,5 +1,5 @@
-//! What `atoll serve` can be told: on the command line, in a file, or not at all. Whoever says it, the same
-//! words; the command line wins over the file, the file over what is usual.
+//! Settings of `atoll serve`: from the command line, from a TOML file, or defaults, with the same
+//! names. The command line takes precedence over the file, the file over the defaults.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,114 +15,121 @@ use serde::{Deserialize, Serialize};
 
 use super::observability::{Format, Level, Observability, Place};
 
-/// Everything that can be set. What nobody says is `None` until [`Settings::complete`].
+/// All settings. A setting that is not given is `None` until [`Settings::complete`].
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(super) struct Settings {
-    /// Where to listen [default: 127.0.0.1:8080].
+    /// Address and port to listen on [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDR:PORT")]
     pub(super) listen: Option<SocketAddr>,
     /// The data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR")]
     pub(super) data_dir: Option<PathBuf>,
-    /// Where sandboxes' files are: `plain` directories, whose disk limits are advisory, or a btrfs `image`, which
-    /// enforces disk limits [default: `ATOLL_STORAGE`, else that of the data directory, else plain].
+    /// Storage of sandboxes' files: `plain` directories, whose disk limits are advisory, or a btrfs
+    /// `image`, which enforces disk limits [default: `ATOLL_STORAGE`, else that of the data
+    /// directory, else plain].
     #[arg(long, value_name = "plain|image")]
     pub(super) storage: Option<Storage>,
-    /// Let everybody on this machine in, without keys.
+    /// Serve without authentication, on loopback only.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(super) dev: Option<bool>,
-    /// Where Prometheus finds metrics, or "off" [default: 127.0.0.1:9091].
+    /// Address and port that serve metrics for Prometheus, or "off" [default: 127.0.0.1:9091].
     #[arg(long, value_name = "ADDR:PORT|off")]
     pub(super) metrics_listen: Option<Place>,
-    /// A certificate in PEM, with those that vouch for it: serve HTTPS. Read again on SIGHUP.
+    /// Serve HTTPS with this certificate chain in PEM; SIGHUP reloads it.
     #[arg(long, value_name = "FILE")]
     pub(super) tls_cert: Option<PathBuf>,
-    /// The certificate's key in PEM.
+    /// The certificate's private key in PEM.
     #[arg(long, value_name = "FILE")]
     pub(super) tls_key: Option<PathBuf>,
-    /// A name by which browsers may ask for this server; may be given again.
+    /// Host name that the server accepts in requests of browsers; may be repeated.
     #[arg(long, value_name = "NAME")]
     pub(super) host: Option<Vec<String>>,
-    /// A domain whose names PORT-SANDBOX.DOMAIN lead to a sandbox's ports; may be given again.
+    /// Domain for sandbox ports: PORT-SANDBOX.DOMAIN is forwarded to that port; may be repeated.
     #[arg(long, value_name = "DOMAIN")]
     pub(super) domain: Option<Vec<String>>,
-    /// A page's origin that may use this server from browsers; may be given again.
+    /// Origin whose pages may use the API from browsers (CORS); may be repeated.
     #[arg(long, value_name = "ORIGIN")]
     pub(super) cors_origin: Option<Vec<String>>,
-    /// What happens to sandboxes when this server ends [default: keep].
+    /// What happens to sandboxes when this server exits [default: keep].
     #[arg(long, value_enum)]
     pub(super) on_exit: Option<OnExit>,
-    /// How long a stopped sandbox is kept before it is deleted; 0 is for ever [default: 30d].
+    /// Time after which a stopped sandbox is deleted; 0 is never [default: 30d].
     #[arg(long, value_name = "TIME")]
     pub(super) stopped_retention: Option<Time>,
-    /// How much of the data directory's disk is left to the host: less, and nothing new is made
-    /// [default: 5 %, 2 GiB to 16 GiB].
+    /// Disk space of the data directory's file system that is reserved for the host: no sandbox is
+    /// created while less is free [default: 5 %, 2 GiB to 16 GiB].
     #[arg(long, value_name = "SIZE")]
     pub(super) disk_reserve: Option<Size>,
-    /// The same for memory [default: 5 %, 512 MiB to 4 GiB].
+    /// Memory that is reserved for the host: no sandbox is created while less is free [default: 5
+    /// %, 512 MiB to 4 GiB].
     #[arg(long, value_name = "SIZE")]
     pub(super) memory_reserve: Option<Size>,
-    /// The most processors one sandbox may have [default: 4].
+    /// Maximum of CPUs of one sandbox [default: 4].
     #[arg(long, value_name = "NUMBER")]
     pub(super) max_cpus: Option<NonZeroU32>,
-    /// The most memory one sandbox may have [default: 8G].
+    /// Maximum memory of one sandbox [default: 8G].
     #[arg(long, value_name = "SIZE")]
     pub(super) max_memory: Option<Size>,
-    /// The most disk space one sandbox may have [default: 50G].
+    /// Maximum disk space of one sandbox [default: 50G].
     #[arg(long, value_name = "SIZE")]
     pub(super) max_disk: Option<Size>,
-    /// Open addresses that are refused to sandboxes, such as a company's registry, to all sandboxes with a network:
-    /// 10.1.2.3, 10.1.0.0/16, 10.1.2.3:443,8000-8099; may be given again.
+    /// Allow all sandboxes with a network to reach private addresses that they cannot reach by
+    /// default, such as a company's registry: 10.1.2.3, 10.1.0.0/16, 10.1.2.3:443,8000-8099; may be
+    /// repeated.
     #[arg(long, value_name = "CIDR[:PORTS]")]
     pub(super) egress_allow: Option<Vec<EgressException>>,
-    /// Certificate authorities in PEM that every sandbox trusts besides those of its template; may be given again.
+    /// PEM file with certificate authorities that every sandbox trusts in addition to those of its
+    /// template; may be repeated.
     #[arg(long, value_name = "FILE")]
     pub(super) ca_file: Option<Vec<PathBuf>>,
-    /// How much of a command's output is kept; of all commands of a sandbox 16 times as much [default: 64M].
+    /// Output that is stored per command; a sandbox stores at most 16 times as much for all its
+    /// commands [default: 64M].
     #[arg(long, value_name = "SIZE")]
     pub(super) output_window: Option<Size>,
-    /// How many requests a second a key may send [default: no limit].
+    /// Maximum of requests per second of one key [default: no limit].
     #[arg(long, value_name = "NUMBER")]
     pub(super) rate_limit: Option<NonZeroU32>,
-    /// How many connections there may be at once; more wait. At most half of the limit for open files
-    /// [default: 10000].
+    /// Maximum of open connections; more wait. At most half of the limit for open files [default:
+    /// 10000].
     #[arg(long, value_name = "NUMBER")]
     pub(super) max_connections: Option<NonZeroU32>,
-    /// How long a client may take for a handshake and for the head of a request [default: 30s].
+    /// Time that a client has for a handshake and for the head of a request [default: 30s].
     #[arg(long, value_name = "TIME")]
     pub(super) client_timeout: Option<Time>,
-    /// How long a client may keep quiet in the middle of a body [default: 5m].
+    /// Time without data after which the transfer of a body is aborted [default: 5m].
     #[arg(long, value_name = "TIME")]
     pub(super) body_timeout: Option<Time>,
-    /// How long a connection is kept without a request; client-timeout, when no more connections are left, and before
-    /// a request with a key came over it [default: 620s].
+    /// Time after which a connection without a request is closed; `client-timeout` applies instead
+    /// while no connections are left, and until a request with a key has arrived on the connection
+    /// [default: 620s].
     #[arg(long, value_name = "TIME")]
     pub(super) idle_timeout: Option<Time>,
-    /// How the log on standard error looks: for people on a terminal, JSON otherwise [default: auto].
+    /// Format of the log on standard error; `auto` is `human` on a terminal and `json` otherwise
+    /// [default: auto].
     #[arg(long, value_enum)]
     pub(super) log_format: Option<Format>,
-    /// How much is logged [default: info].
+    /// Minimum level of log entries [default: info].
     #[arg(long, value_enum)]
     pub(super) log_level: Option<Level>,
 }
 
-/// What happens to sandboxes when their server ends.
+/// What happens to sandboxes when their server exits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum OnExit {
-    /// They go on.
+    /// They keep running.
     Keep,
     /// They are deleted.
     Destroy,
 }
 
-/// A time as people write it.
+/// A duration with units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(super) struct Time(pub(super) Duration);
 
-/// A size as people write it.
+/// A size with units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(super) struct Size(pub(super) Bytes);
@@ -186,14 +193,14 @@ macro_rules! as_text {
 as_text!(Time, Size, Place);
 
 impl Settings {
-    /// What a file says.
+    /// Reads a TOML file.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path).map_err(|error| {
             let message = format!("--config {}: {error}", path.display());
             Error::invalid("config", message, "name a TOML file")
         })?;
         toml::from_str(&text).map_err(|error| {
-            // With the line, what stands there and what was expected.
+            // The error contains the line and the expected value.
             let message = format!("--config {}: {error}", path.display());
             Error::invalid(
                 "config",
@@ -203,7 +210,7 @@ impl Settings {
         })
     }
 
-    /// These, and what they leave open as `others` say.
+    /// Fills settings that are `None` from `others`.
     pub(super) fn or(self, others: Self) -> Self {
         macro_rules! first {
             ($($field:ident),* $(,)?) => { Self { $($field: self.$field.or(others.$field)),* } };
@@ -239,7 +246,7 @@ impl Settings {
         )
     }
 
-    /// What is usual. Nothing is said of what depends on the machine, or is off.
+    /// The defaults. Settings that depend on the machine, or are off, stay `None`.
     pub(super) fn usual(data: &Path) -> Self {
         Self {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 8080))),
@@ -258,7 +265,8 @@ impl Settings {
             max_connections: NonZeroU32::new(10_000),
             client_timeout: Some(Time(Duration::from_secs(30))),
             body_timeout: Some(Time(Duration::from_mins(5))),
-            // E2B's clients keep theirs for 300 s, and a connection must not end as they use it again.
+            // E2B's clients keep idle connections for 300 s; the server must not close one that
+            // they are about to reuse.
             idle_timeout: Some(Time(Duration::from_secs(620))),
             log_format: Some(Format::Auto),
             log_level: Some(Level::Info),
@@ -266,7 +274,7 @@ impl Settings {
         }
     }
 
-    /// All of it, as a file could say it.
+    /// Formats all settings as a TOML file.
     pub(super) fn to_toml(&self) -> Result<String, Error> {
         toml::to_string(self).map_err(|error| {
             let message = format!("the settings cannot be written: {error}");
@@ -274,7 +282,7 @@ impl Settings {
         })
     }
 
-    /// Everything is said, and makes sense together.
+    /// Applies defaults and validates the combination of settings.
     pub(super) fn complete(self) -> Result<ResolvedSettings, Error> {
         let missing = |field: &'static str| {
             move || Error::new(Code::Internal, format!("{field} has no usual value"))
@@ -373,7 +381,7 @@ fn ceilings(
     Ok(most)
 }
 
-/// Neither is of use without the other.
+/// A certificate needs a key and vice versa.
 fn pair(
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
@@ -396,12 +404,12 @@ fn pair(
     }
 }
 
-/// Everything that is set.
+/// All settings with defaults applied.
 #[derive(Debug, Clone)]
 pub(super) struct ResolvedSettings {
     pub(super) listen: SocketAddr,
     pub(super) data: PathBuf,
-    /// `None`: that of the data directory, else the default.
+    /// `None`: storage of the data directory, else the default.
     pub(super) storage: Option<Storage>,
     pub(super) dev: bool,
     /// A certificate and its key.
@@ -412,9 +420,9 @@ pub(super) struct ResolvedSettings {
     pub(super) watching: Observability,
     pub(super) on_exit: OnExit,
     pub(super) reserve: Reserve,
-    /// The most one sandbox may have.
+    /// Maximum resources of one sandbox.
     pub(super) ceilings: Limits,
-    /// Refused addresses that are opened.
+    /// Private addresses that sandboxes may reach.
     pub(super) exceptions: Vec<EgressException>,
     /// Files with certificate authorities.
     pub(super) authorities: Vec<PathBuf>,

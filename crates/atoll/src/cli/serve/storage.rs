@@ -12,7 +12,7 @@ pub(crate) fn choose(set: Option<Storage>, data: &Path) -> Storage {
         .unwrap_or(Storage::Plain)
 }
 
-/// The warning of a server that uses plain directories without being told to.
+/// Warning of a server that uses plain directories by default.
 pub(super) fn warning(data: &Path) -> String {
     format!(
         "disk limits of sandboxes (diskMB) are not enforced, because their files are in plain directories; {}; --storage plain turns this warning off",
@@ -20,7 +20,7 @@ pub(super) fn warning(data: &Path) -> String {
     )
 }
 
-/// How the operator has disk limits enforced.
+/// Remedy: how to enforce disk limits.
 fn remedy(data: &Path, facts: &Facts) -> String {
     match storage::check_host(Storage::Image, facts) {
         Err(error) => format!(

@@ -1,4 +1,4 @@
-//! The terminals of a sandbox: their list, their end, and the choice of one to join.
+//! Terminals of a sandbox: lists and closes them, and selects one to attach to.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -32,7 +32,7 @@ pub(crate) enum Terminals {
   atoll shell ls web
   atoll shell web --attach \"$(atoll shell ls web -q | head -1)\"")]
 pub(crate) struct Ls {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Print only the ids of terminals.
     #[arg(long, short, conflicts_with = "json")]
@@ -44,12 +44,12 @@ pub(crate) struct Ls {
     remote: Remote,
 }
 
-/// End terminals, with their programs and everything that these started.
+/// Close terminals and kill all their processes.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   atoll shell rm web pty_…")]
 pub(crate) struct Rm {
-    /// Id, name, or the beginning of one.
+    /// Id, name, or a unique prefix of either.
     sandbox: String,
     /// Ids, as `atoll shell ls` shows them.
     #[arg(required = true, value_name = "PTY")]
@@ -110,7 +110,7 @@ async fn list(client: &Client, sandbox: &str) -> Result<Vec<Value>, Error> {
         let request = Request::get(below(sandbox, &["commands", &command]));
         let command = match client.call(&request).await {
             Ok(command) => command,
-            // It ended in between.
+            // The terminal has ended meanwhile.
             Err(error) if error.code == Code::ExecNotFound => continue,
             Err(error) => return Err(error),
         };
@@ -127,7 +127,7 @@ async fn list(client: &Client, sandbox: &str) -> Result<Vec<Value>, Error> {
     Ok(all)
 }
 
-/// The table of terminals, with the numbers of a choice or without.
+/// Table of terminals, with or without numbers for a choice.
 fn table(all: &[Value], is_choice: bool) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
@@ -151,8 +151,8 @@ fn table(all: &[Value], is_choice: bool) -> Table {
     table
 }
 
-/// The only running terminal of a sandbox. Of several, the user chooses one on the terminal; without a terminal they are named
-/// in an error.
+/// The only running terminal of a sandbox. If there are several, the user chooses one on the
+/// terminal; without a terminal, the error lists them.
 pub(super) async fn choose(client: &Client, sandbox: &str, name: &str) -> Result<String, Error> {
     let all = list(client, sandbox).await?;
     let id = |terminal: &Value| text(terminal, "ptyID").to_owned();
@@ -179,7 +179,7 @@ pub(super) async fn choose(client: &Client, sandbox: &str, name: &str) -> Result
     }
 }
 
-/// Shows the terminals and reads the number of one; counted from 0 in the result.
+/// Prints the terminals and reads the number of one; the result counts from 0.
 fn ask(several: &[Value]) -> Result<usize, Error> {
     let mut stderr = std::io::stderr();
     let table = table(several, true);

@@ -1,4 +1,4 @@
-//! The same commands for the templates of a server, as far as its API has them.
+//! `atoll template` for the templates of a server, where the API supports it.
 
 use atoll_client::{Client, Request, path, query};
 use atoll_model::{Bytes, Error};
@@ -54,7 +54,7 @@ impl Template {
     }
 }
 
-/// Refuses a flag that the API does not have.
+/// Returns an error for a flag that the API does not support.
 fn check(client: &Client, flag: &str, is_given: bool) -> Result<(), Error> {
     if !is_given {
         return Ok(());

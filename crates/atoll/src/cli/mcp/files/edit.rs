@@ -1,7 +1,9 @@
-//! Edits: an exact text is replaced by another. The file is read and written as bytes, so that what is not text stays as it is.
+//! Edits: replaces an exact text by another. The file is read and written as bytes, so that parts
+//! that are not UTF-8 do not change.
 //!
-//! The API has no way to replace a file only if it is still the same. Edits of this session wait for each other, and a file that
-//! somebody else changed between the read and the write is refused if that can be seen; what remains is a moment.
+//! The API has no conditional write. Edits of one session are serialized, and an edit is rejected
+//! if the file's metadata changed between the read and the write. A change in the short time
+//! between that check and the write is overwritten.
 
 use std::io::{self, Write};
 
@@ -15,19 +17,19 @@ use crate::cli::cp::download;
 use crate::cli::mcp::output::ToolOutput;
 use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 
-/// The largest file that is edited.
+/// Maximum size of a file to edit.
 const MOST: usize = 16 << 20;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::cli::mcp) struct EditFile {
-    /// The file; a relative path starts at the user's home.
+    /// Path of the file; relative paths start at the user's home.
     path: String,
-    /// What is there now, to the letter, with enough around it to be there once.
+    /// Exact text to replace, with enough context to occur only once.
     old_text: String,
-    /// What comes in its place; empty removes it.
+    /// Replacement; empty removes the text.
     new_text: String,
-    /// Replace it wherever it is.
+    /// Replace all occurrences.
     #[serde(default)]
     replace_all: bool,
 }
@@ -83,7 +85,7 @@ impl Tool for EditFile {
 }
 
 impl EditFile {
-    /// The new bytes, and the lines where something was replaced.
+    /// Returns the new contents, and the lines of the replacements.
     fn replaced(&self, file: &[u8]) -> Result<(Vec<u8>, Vec<u64>), Error> {
         let (old, new) = (self.old_text.as_bytes(), self.new_text.as_bytes());
         let (mut edited, mut lines) = (Vec::with_capacity(file.len()), Vec::new());
@@ -126,14 +128,14 @@ fn newlines(bytes: &[u8]) -> u64 {
     bytes.split(|byte| *byte == b'\n').skip(1).count() as u64
 }
 
-/// Where it is first.
+/// Position of the first occurrence.
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     bytes
         .windows(wanted.len())
         .position(|window| window == wanted)
 }
 
-/// All of a file, unless it is too large.
+/// Reads a whole file, unless it is too large.
 struct Whole(Vec<u8>);
 
 impl Write for Whole {

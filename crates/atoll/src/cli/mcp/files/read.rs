@@ -1,4 +1,4 @@
-//! Reading: lines of text, or a picture. No more is fetched than is told.
+//! Reads lines of text, or a picture. Stops reading when the output limit is reached.
 
 use std::io::{self, Write};
 
@@ -10,9 +10,9 @@ use crate::cli::cp::download;
 use crate::cli::mcp::output::{LONGEST, ToolOutput, whole};
 use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 
-/// The largest picture that is told.
+/// Maximum size of a picture.
 const PICTURE: usize = 3 << 20;
-/// How kinds of pictures begin.
+/// Magic numbers of picture formats.
 const PICTURES: &[(&[u8], &str)] = &[
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -22,12 +22,12 @@ const PICTURES: &[(&[u8], &str)] = &[
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::cli::mcp) struct ReadFile {
-    /// The file; a relative path starts at the user's home.
+    /// Path of the file; relative paths start at the user's home.
     path: String,
-    /// The first line, counted from 1.
+    /// First line to read, counted from 1.
     #[schemars(range(min = 1))]
     start_line: Option<u64>,
-    /// The last line.
+    /// Last line to read.
     #[schemars(range(min = 1))]
     end_line: Option<u64>,
 }
@@ -58,24 +58,24 @@ impl Tool for ReadFile {
     }
 }
 
-/// What is taken of a file as it comes; it says when it has enough.
+/// Collects the requested lines from a stream, and reports when it has enough.
 #[derive(Debug)]
 struct Taken {
     first: u64,
     last: u64,
-    /// The line that comes next, or goes on.
+    /// Number of the current line.
     line: u64,
-    /// Some of that line came already.
+    /// Whether part of the current line was received.
     open: bool,
     bytes: Vec<u8>,
     kind: Kind,
-    /// There is more than was taken.
+    /// Whether the file has more than was collected.
     more: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Nothing came yet.
+    /// Whether nothing was received yet.
     Empty,
     Text,
     Picture(&'static str),
@@ -100,7 +100,7 @@ impl Taken {
         io::ErrorKind::BrokenPipe.into()
     }
 
-    /// Takes what there is room for.
+    /// Collects as much as fits into the limit.
     fn take(&mut self, bytes: &[u8], most: usize) -> io::Result<()> {
         let room = most.saturating_sub(self.bytes.len());
         let fits = bytes.get(..room.min(bytes.len()));
@@ -125,7 +125,7 @@ impl Taken {
             }
             Kind::Empty | Kind::Text => {}
         }
-        // A line that was cut is left for the next call, unless it is all there is.
+        // A truncated line is left to the next call, unless it is the only line.
         let lines = self.bytes.iter().rposition(|byte| *byte == b'\n');
         let cut = self.bytes.len() >= LONGEST && self.more;
         let torn = cut && lines.is_none();

@@ -1,4 +1,4 @@
-//! What is there: lists, searches, and taking it away.
+//! Lists, searches and removes files.
 
 use atoll_client::Request;
 use atoll_model::Error;
@@ -10,16 +10,16 @@ use crate::cli::mcp::output::{ListOutput, ToolOutput, short};
 use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
 use crate::cli::server_args::{file_call, text};
 
-/// How many entries, and places, are told.
+/// Maximum number of entries, and of matches.
 const ENTRIES: usize = 500;
 const FOUND: usize = 100;
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::cli::mcp) struct ListFiles {
-    /// The directory; the user's home if left out.
+    /// Directory to list; default: the user's home.
     path: Option<String>,
-    /// How many levels; 1 if left out.
+    /// Number of levels; default: 1.
     depth: Option<u32>,
 }
 
@@ -51,7 +51,7 @@ impl Tool for ListFiles {
     }
 }
 
-/// An entry for people.
+/// Formats an entry as a line.
 fn line(entry: &Value) -> String {
     let path = text(entry, "path");
     match text(entry, "type") {
@@ -64,11 +64,11 @@ fn line(entry: &Value) -> String {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::cli::mcp) struct SearchFiles {
-    /// The directory to look in, with all below; the user's home if left out.
+    /// Directory to search recursively; default: the user's home.
     path: Option<String>,
-    /// A pattern of file names, like *.py, or a part of one.
+    /// Pattern of file names, such as *.py, or part of a name.
     name: Option<String>,
-    /// Text to find in files, as it is (no pattern).
+    /// Literal text to find in files.
     content: Option<String>,
 }
 
@@ -116,9 +116,9 @@ impl Tool for SearchFiles {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::cli::mcp) struct RemoveFile {
-    /// The file or directory.
+    /// Path of the file or directory.
     path: String,
-    /// A directory with all that is below.
+    /// Remove a directory with its contents.
     #[serde(default)]
     recursive: bool,
 }

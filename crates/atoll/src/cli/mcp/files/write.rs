@@ -1,4 +1,4 @@
-//! Writing whole files.
+//! Writes whole files.
 
 use atoll_model::Error;
 use rmcp::schemars::{self, JsonSchema};
@@ -11,9 +11,9 @@ use crate::cli::server_args::text;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::cli::mcp) struct WriteFile {
-    /// The file; a relative path starts at the user's home.
+    /// Path of the file; relative paths start at the user's home.
     path: String,
-    /// All of its text.
+    /// New contents of the file.
     content: String,
 }
 

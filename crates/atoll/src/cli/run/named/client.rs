@@ -1,8 +1,8 @@
-//! The process that is attached to a named run: what it passes on, and how it leaves.
+//! The process that is attached to a named run: forwards streams and signals, and detaches.
 //!
-//! One that is killed is simply gone; the command goes on until a pipe of what it writes is full. One whose
-//! terminal is lost stays without it and is_background_holder the run (its output goes to the log, its deadline is
-//! kept) until another process asks it to leave.
+//! If it is killed, the command continues until its output pipe is full. If it loses its terminal,
+//! it continues in the background and holds the run (its output goes to the log, its deadline is
+//! enforced) until another process requests the lock.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ use super::super::{Signals, copy, feed, pass_on, stdin_is_null, terminal};
 use super::goes_on;
 use crate::cli::eprint_line;
 
-/// How an attached process ends.
+/// How an attached process detaches.
 pub(super) enum Outcome {
-    /// The command has ended with this code, and all was passed on.
+    /// The command has ended with this code, and all output was delivered.
     Ended(u8),
-    /// The run goes on without us; our own code.
+    /// The run continues without this process, which exits with this code.
     Left(u8),
 }
 
-/// Why nothing is passed on any more.
+/// Why the process stops forwarding.
 enum DetachReason {
-    /// Our terminal is lost.
+    /// The terminal is lost.
     Hangup,
-    /// Nobody reads what we write.
+    /// The reader of standard output has exited.
     Closed,
     Failed(Error),
 }
@@ -41,18 +41,19 @@ impl From<Error> for DetachReason {
     }
 }
 
-/// A process at a run.
+/// An attached process.
 pub(super) struct Client<'a> {
     pub(super) name: &'a RunName,
     pub(super) directory: &'a Path,
-    /// It was us who began it.
+    /// Whether this process started the run.
     pub(super) fresh: bool,
-    /// The command was given, if it was not us who began it.
+    /// Whether the command was given on the command line although another process started the run.
     pub(super) repeated: bool,
 }
 
 impl Client<'_> {
-    /// Passes everything on until the command has ended: how, or the code to leave with.
+    /// Forwards streams and signals until the command has ended; returns its result, or the exit
+    /// code of this process.
     pub(super) async fn pass(
         &self,
         exec: StartedExec,
@@ -61,7 +62,7 @@ impl Client<'_> {
         let control = exec.handle.clone();
         let ended = control.info().status.is_some();
         let passed = match control.info().spec.terminal {
-            // What it showed can be read without one, once it is over.
+            // The output of a finished command can be read without a terminal.
             Some(_) if !ended => self.show(&control, signals).await,
             _ => self.stream(exec, signals).await,
         };
@@ -110,7 +111,7 @@ impl Client<'_> {
         }
     }
 
-    /// Our own terminal becomes the command's, with what it showed before.
+    /// Connects this terminal to the command's, and replays its previous output.
     async fn show(
         &self,
         control: &ExecHandle,
@@ -124,7 +125,7 @@ impl Client<'_> {
             let attached = control.attach()?;
             let mut screen = tokio::io::stdout();
             let shown = async {
-                // The replay is for an empty screen.
+                // The replay expects an empty screen.
                 screen.write_all(b"\x1b[H\x1b[2J").await?;
                 screen.write_all(&attached.replay).await?;
                 screen.flush().await
@@ -140,14 +141,16 @@ impl Client<'_> {
         }
     }
 
-    /// Gives the command what we read. That we are gone does not end its input; the end of ours does.
+    /// Forwards standard input. The end of standard input closes the command's input; detaching
+    /// does not.
     fn pass_input(&self, control: &ExecHandle) {
-        // Nothing to say is not the end of what somebody else began to say.
+        // Without standard input, the input that another process began stays open.
         if !self.fresh && stdin_is_null() {
             return;
         }
         let terminal = isatty(std::io::stdin());
-        // Who gives the command again gives its input again; what was taken of it is not taken twice.
+        // A user who repeats the command repeats its input; the part that was accepted before is
+        // skipped.
         let taken = match control.stdin_offset() {
             Some(taken) if self.repeated && !self.fresh && !terminal => taken,
             _ => 0,
@@ -159,7 +162,7 @@ impl Client<'_> {
             let passed = skipped.and_then(|_| pass_on(input, &read));
             let hung_up = terminal && !isatty(std::io::stdin());
             if passed.is_err() || hung_up {
-                // Not the end: whoever attaches next may go on.
+                // Not the end of the input: the next attached process may continue it.
                 loop {
                     std::thread::park();
                 }
@@ -168,7 +171,8 @@ impl Client<'_> {
         tokio::spawn(feed(control.clone(), given));
     }
 
-    /// Stays without a terminal until the command has ended or another process wants to attach.
+    /// Continues in the background until the command has ended or another process requests to
+    /// attach.
     async fn hold_in_background(&self, control: &ExecHandle, signals: &mut Signals) {
         let path = holder_file(self.directory);
         let _ = std::fs::write(&path, std::process::id().to_string());
@@ -181,7 +185,7 @@ impl Client<'_> {
     }
 }
 
-/// Passes the first signal on, as for a run without a name; only a lost terminal is nothing to it.
+/// Forwards signals as for a run without a name, except that SIGHUP is not forwarded.
 async fn forward_signals(signals: &mut Signals, control: &ExecHandle) -> DetachReason {
     loop {
         let number = signals.next().await;
@@ -216,24 +220,24 @@ fn tell_lost(bytes: u64) {
     }
 }
 
-/// Names the process that only is_background_holder a run.
+/// File with the id of the process that holds a run in the background.
 fn holder_file(directory: &Path) -> PathBuf {
     directory.join("minded")
 }
 
-/// Whether a process that serves a run only is_background_holder it.
+/// Whether the attached process only holds the run in the background.
 pub(crate) fn is_background_holder(directory: &Path, pid: i32) -> bool {
     std::fs::read_to_string(holder_file(directory)).is_ok_and(|text| text == pid.to_string())
 }
 
-/// Nobody is_background_holder a run any more.
+/// Removes the holder file of a run.
 pub(super) fn clear_holder(directory: &Path) {
     let _ = std::fs::remove_file(holder_file(directory));
 }
 
-/// Asks the process that holds a run to leave, if it only is_background_holder it.
+/// Signals the process that holds a run in the background to release it.
 pub(super) fn ask_to_leave(directory: &Path, pid: i32) -> bool {
-    // Before we look: then it is the one that was there when we did, or none.
+    // Opened before the check, so that the descriptor refers to the checked process or to none.
     let process = Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     let is_background_holder = is_background_holder(directory, pid);
     match process {
