@@ -55,16 +55,13 @@ pub(crate) fn adopt(
     };
     let (terminal, terminal_pump) = terminal.unzip();
     let mut input = inherited.input.into_iter();
-    let (input, stdin) = match (input.next(), input.next()) {
-        (Some(queue), Some(pipe)) => (
-            Some(StdinQueue::open(stem, queue).map_err(failed)?),
-            Some(set_nonblocking(pipe)?),
-        ),
+    let (input, stdin) = if let (Some(queue), Some(pipe)) = (input.next(), input.next()) {
+        let queue = StdinQueue::open(stem, queue).map_err(failed)?;
+        (Some(queue), Some(set_nonblocking(pipe)?))
+    } else {
         // The keeper holds no queue that was delivered and closed: its files have no further use.
-        _ => {
-            StdinQueue::remove_files(&stem);
-            (None, None)
-        }
+        StdinQueue::remove_files(&stem);
+        (None, None)
     };
     let status = record.status;
     let leaf = sandbox.group.named_leaf(&record.leaf, status.is_some());
