@@ -208,14 +208,14 @@ async fn every_request_is_a_line_and_no_secret_is_in_the_log() {
         .iter()
         .find(|line| line["span"]["request"] == request.as_str());
     let line = line.unwrap_or_else(|| panic!("{request}: {log}"));
-    assert_eq!(line["message"], "answered");
+    assert_eq!(line["message"], "request finished");
     assert_eq!(line["span"]["method"], "GET");
     assert_eq!(line["span"]["route"], "/sandboxes/{id}");
     assert_eq!(line["status"], 200);
     assert!(line["ms"].as_f64().unwrap() > 0.0);
     assert!(line["span"]["org"].as_str().unwrap().starts_with("org_"));
     assert!(line["span"]["key"].as_str().unwrap().starts_with("key_"));
-    let answered = lines.iter().filter(|line| line["message"] == "answered");
+    let answered = lines.iter().filter(|line| line["message"] == "request finished");
     assert_eq!(answered.clone().count(), 10, "{log}");
     assert!(
         answered
