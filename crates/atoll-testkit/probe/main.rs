@@ -45,13 +45,13 @@ mod sys;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// What a command ends with: an exit code, or a sentence for stderr and exit code 1.
+/// Result of a command: an exit code, or an error message for stderr and exit code 1.
 pub(crate) type Outcome = Result<u8, String>;
 
 /// Where a command may run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// It hurts nothing.
+    /// The command is harmless.
     Anywhere,
     /// If it were permitted it would hurt the machine: not in the initial pid namespace.
     Inside,

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mount {
-    /// Where it is.
+    /// Mount point.
     pub point: PathBuf,
     /// The directory of the file system that is its root.
     pub root: PathBuf,
     /// The file system's type.
     pub kind: String,
-    /// What was mounted.
+    /// Mount source.
     pub source: String,
     /// Options of this mount.
     pub options: String,

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use crate::nr;
 use crate::sys::{self, Errno};
 
-/// Writes all of it to a descriptor, or says why not.
+/// Writes all bytes to a descriptor.
 pub(crate) fn write_all(fd: RawFd, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match sys::call(

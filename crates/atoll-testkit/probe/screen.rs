@@ -3,10 +3,10 @@
 
 use std::fmt::Write;
 
-/// How often it stops, until its terminal says that input is at its end (`^D`, which no terminal shows).
+/// Number of stops. At each the program waits for end of input (`^D`, which no terminal shows).
 pub const STOPS: usize = 24;
 
-/// What it has begun when it stops, and what it goes on with: a sequence, a title, a character, nothing.
+/// Bytes before and after a stop: an escape sequence, a title or a character cut in two, or nothing.
 const CUTS: [(&[u8], &[u8]); 6] = [
     (b"\x1b[3", b"1mred\x1b[0m"),
     (b"\x1b]0;ti", b"tle\x07"),
@@ -16,7 +16,7 @@ const CUTS: [(&[u8], &[u8]); 6] = [
     (b"\x1b[?2004", b"h"),
 ];
 
-/// What it writes until it stops for the time `stop`, with its last bytes.
+/// Output up to stop number `stop`.
 pub fn until_stop(stop: usize) -> Vec<u8> {
     let mut text = String::new();
     if stop == 0 {

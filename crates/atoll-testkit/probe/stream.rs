@@ -63,7 +63,7 @@ impl Read for Pattern {
 pub struct Fnv64 {
     /// The hash of what was written so far.
     pub hash: u64,
-    /// How many bytes were written so far.
+    /// Number of bytes so far.
     pub bytes: u64,
 }
 
@@ -97,7 +97,7 @@ pub fn fnv64(bytes: &[u8]) -> u64 {
     hash.hash
 }
 
-/// How large the file of [`Scribbles`] is.
+/// Size of the file of [`Scribbles`], in bytes.
 pub const SCRIBBLED: u64 = 1 << 20;
 
 /// Writes of random bytes at random places, the same for the same seed: what `probe scribble` does.
@@ -107,7 +107,7 @@ pub struct Scribbles {
 }
 
 impl Scribbles {
-    /// Those of a seed, from the first on.
+    /// Starts the sequence of a seed.
     pub fn new(seed: u64) -> Self {
         Self {
             state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -133,7 +133,7 @@ impl Scribbles {
         self.random() % (SCRIBBLED - 512)
     }
 
-    /// What of a write is added to the end of the other file.
+    /// The part of a write that is appended to the other file.
     pub fn appended(bytes: &[u8]) -> &[u8] {
         &bytes[..bytes.len().min(32)]
     }

@@ -37,7 +37,7 @@ impl fmt::Display for Errno {
     }
 }
 
-/// One system call, its answer as the kernel gives it.
+/// Makes a system call and returns the kernel's raw result.
 pub(crate) fn raw(number: u64, words: [u64; 6]) -> i64 {
     let answer: i64;
     // SAFETY: the kernel changes only what the arguments point to (see the module's header), rax, rcx and r11.
@@ -53,7 +53,7 @@ pub(crate) fn raw(number: u64, words: [u64; 6]) -> i64 {
     answer
 }
 
-/// One system call; missing arguments are 0.
+/// Makes a system call; missing arguments are 0.
 pub(crate) fn call(number: u64, words: &[u64]) -> Result<u64, Errno> {
     let mut six = [0; 6];
     six[..words.len()].copy_from_slice(words);
@@ -167,7 +167,7 @@ pub(crate) fn unblock_all() {
     let _ = call(nr::RT_SIGPROCMASK, &[1, refer(&all), 0, 8]);
 }
 
-/// How a child ended.
+/// Exit status of a child.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
     Code(i32),

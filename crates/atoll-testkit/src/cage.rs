@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::scratch::detach_below;
 use crate::{mounts, run, wait_for};
 
-/// What holds a test that would harm others.
+/// Limits the effects of a test on the machine.
 #[derive(Debug)]
 pub struct Cage;
 
@@ -52,7 +52,7 @@ impl Disk {
         disk
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.point
     }

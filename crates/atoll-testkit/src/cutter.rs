@@ -21,7 +21,7 @@ impl Cutter {
         Self::start(server, seed, false)
     }
 
-    /// One that cuts every other connection in the middle of the first words: short requests are cut too.
+    /// Creates a proxy that cuts every other connection within the first bytes, so that short requests are cut too.
     pub fn hasty(server: &str, seed: u64) -> Self {
         Self::start(server, seed, true)
     }
@@ -69,12 +69,12 @@ impl Cutter {
         }
     }
 
-    /// Where it listens.
+    /// The listening address.
     pub fn address(&self) -> String {
         self.address.to_string()
     }
 
-    /// How often it cut.
+    /// Number of cut connections.
     pub fn cuts(&self) -> u64 {
         self.cuts.load(Ordering::SeqCst)
     }

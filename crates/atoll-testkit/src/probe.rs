@@ -25,11 +25,11 @@ pub fn static_layer(dir: &Path) {
 /// One line of an attack: `<what> <ok|errno NAME|signal NAME|exited N|stopped NAME|skipped> [detail]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// What was tried, one word.
+    /// The attempted operation, one word.
     pub what: String,
     /// `ok`, the errno's name, the signal's name, `exited N`, or `skipped`.
     pub result: String,
-    /// What the probe adds for the judge.
+    /// Additional data for the evaluation.
     pub detail: String,
 }
 

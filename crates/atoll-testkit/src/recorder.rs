@@ -31,7 +31,7 @@ const BLOCK: usize = 4096;
 #[derive(Debug)]
 pub struct Recorder {
     disk: Arc<Mutex<Disk>>,
-    /// Where the FUSE file system is.
+    /// Mount point of the FUSE file system.
     below: PathBuf,
     point: PathBuf,
     server: Option<JoinHandle<()>>,
@@ -40,14 +40,14 @@ pub struct Recorder {
 
 #[derive(Debug)]
 struct Disk {
-    /// As it was when the recording began; during a replay, what a cut is known to have left.
+    /// Contents at the start of the recording; during a replay, the durable contents at the current position.
     contents: Vec<u8>,
-    /// As it was when the recording began, until that ends.
+    /// Contents at the start of the recording, until it ends.
     initial: Vec<u8>,
     log: Vec<Event>,
     /// During a replay: blocks that differ from the contents. `None` while it records.
     changed: Option<HashMap<usize, Vec<u8>>>,
-    /// How much of the log is in the contents.
+    /// Number of log entries that are applied to the contents.
     replayed: usize,
 }
 
@@ -178,12 +178,12 @@ impl Recorder {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its file system is mounted.
+    /// Mount point of the recorded file system.
     pub fn path(&self) -> &Path {
         &self.point
     }
 
-    /// How many writes and flushes were recorded.
+    /// Number of recorded writes and flushes.
     pub fn position(&self) -> usize {
         self.disk().log.len()
     }
@@ -196,9 +196,9 @@ impl Recorder {
         disk.changed = Some(HashMap::new());
     }
 
-    /// Mounts what a power cut at a position may have left, which is not before that of the last cut; `survives` says of
-    /// each block that was written since the last flush whether it reached the disk. The next cut forgets what is changed
-    /// meanwhile.
+    /// Mounts a possible state after a power cut at `position`, which must not decrease between calls. `survives`
+    /// decides for each block written since the last flush whether it reached the disk. The next cut discards
+    /// changes made meanwhile.
     pub fn cut(&self, position: usize, survives: impl FnMut() -> bool) {
         self.disk().cut(position, survives);
         self.mount();

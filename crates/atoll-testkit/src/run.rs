@@ -33,8 +33,8 @@ pub fn run(command: &mut Command) -> Output {
     run_within(command, Duration::from_mins(1), b"")
 }
 
-/// Runs a command with this input. At the deadline its process group is killed and the test panics with what it said. A
-/// process that stays behind and holds the output open counts as running.
+/// Runs a command with this input. At the deadline its process group is killed and the test panics with its output.
+/// A process that stays behind and holds the output open counts as running.
 #[track_caller]
 pub fn run_within(command: &mut Command, timeout: Duration, input: &[u8]) -> Output {
     let until = Instant::now() + timeout;

@@ -33,7 +33,7 @@ impl Scratch {
         Self { directory }
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }

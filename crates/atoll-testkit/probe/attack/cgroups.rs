@@ -27,7 +27,7 @@ const FILES: [&str; 12] = [
     "cgroup.freeze",
 ];
 
-/// Opens the limit files in a directory for writing; how many are there and what was said.
+/// Opens the limit files in a directory for writing and prints their number and the results.
 fn try_files(directory: &str) {
     for name in FILES {
         let path = format!("{directory}/{name}");

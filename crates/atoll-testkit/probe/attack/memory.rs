@@ -17,7 +17,7 @@ pub(crate) const COMMANDS: &[Command] = &[Command::inside(
 const STEP: u64 = 1 << 20;
 const EVERY: u64 = 16 << 20;
 
-/// Counts what was taken; says so now and then, so that a test sees how far it came before it was killed.
+/// Counts the allocated memory and prints it periodically, so that a test sees the amount before the kill.
 struct Taken {
     kind: String,
     bytes: u64,

@@ -144,7 +144,7 @@ fn modern(place: &Path) {
     let _ = context.map(owned);
 }
 
-/// What is mounted read-only, made writable; what hides something, taken away.
+/// Remounts read-only mounts as writable, and unmounts those that mask a path.
 fn loosen() {
     #[repr(C)]
     struct Attributes {

@@ -15,7 +15,7 @@ pub(crate) const COMMANDS: &[Command] = &[Command::inside(
     every,
 )];
 
-/// Numbers that make a second process which goes on at the same place.
+/// System calls that create a child which continues at the same instruction.
 const FORKS: [u64; 4] = [nr::CLONE, nr::FORK, nr::VFORK, nr::CLONE3];
 
 /// Read-only or impossible with zero arguments, by the i386 table.

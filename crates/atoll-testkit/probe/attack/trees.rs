@@ -62,8 +62,8 @@ const DO_NOT_WRITE: [&str; 5] = [
     "cad_pid",
 ];
 
-/// Whether to write back what is there. Only sysctls and the like stay as they are by that: elsewhere a file that is
-/// written acts (`driver_override` reads `(null)` and takes that for a name).
+/// Whether to write the current contents back. Only sysctls and similar files do not change by that: elsewhere a
+/// write has an effect (`driver_override` reads `(null)` and takes that for a name).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Back {
     Write,
@@ -78,7 +78,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Opens for writing; where that works, writes back what is there, to tell a permission from a read-only mount.
+    /// Opens for writing; on success writes the contents back, to distinguish a permission from a read-only mount.
     fn try_file(&mut self, path: &Path, back: Back) {
         self.files += 1;
         let file = match open(path, O_WRONLY | O_NONBLOCK | O_NOFOLLOW) {
@@ -172,7 +172,7 @@ fn write(_: &Args) -> Outcome {
     Ok(0)
 }
 
-/// One byte of a file, or whether a directory is empty.
+/// Reads one byte of a file, or checks whether a directory is empty.
 fn look(what: &str, path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|about| about.is_dir()) {
         out::answer(what, &fs::read_dir(path).map(Iterator::count), |count| {

@@ -67,7 +67,7 @@ fn both(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// As fast as it may; the last line says how many there were.
+/// Writes as fast as possible; the last line is the count.
 fn count(_: &Args) -> Outcome {
     let over = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&over);

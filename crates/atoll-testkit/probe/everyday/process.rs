@@ -140,7 +140,7 @@ fn daemon(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// Process `index` of a binary tree; those below it are its children. Tells through the pipe that it is there.
+/// Process `index` of a binary tree; those below it are its children. Reports its start through the pipe.
 fn grow(index: u64, count: u64, ready: i32, time: Duration) {
     out::say(&format!(
         "process {} {}",

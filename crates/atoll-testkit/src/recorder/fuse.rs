@@ -36,7 +36,7 @@ const RELEASEDIR: u32 = 29;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// Every write comes to us as it is made.
+/// Writes bypass the page cache and arrive one by one.
 const DIRECT_IO: u32 = 1;
 const BIG_WRITES: u32 = 1 << 5;
 const MAX_PAGES: u32 = 1 << 22;
@@ -148,7 +148,7 @@ fn init() -> Vec<u8> {
     answer.0
 }
 
-/// What `stat` shows, after what stands before it.
+/// Appends the attributes (`fuse_attr`) to the preceding fields.
 fn attributes(mut before: Fields, node: u64, size: u64) -> Vec<u8> {
     let (mode, size) = if node == FILE {
         (0o100_600, size)

@@ -36,9 +36,9 @@ const ROOT: &[&str] = &["root"];
 struct Case<'a> {
     /// The probe's arguments.
     probe: &'static [&'static str],
-    /// Where it runs.
+    /// Working directory.
     place: &'static str,
-    /// What this user gained, each as one line that begins with the attempt's name.
+    /// Gains of a user: one line each, which begins with the attempt's name.
     gains: fn(&str, &[Attempt]) -> Vec<String>,
     controls: &'a [Control<'a>],
 }
@@ -48,7 +48,7 @@ struct Control<'a> {
     lift: fn(&mut Plan),
     /// The users for which the attack then succeeds.
     users: &'static [&'static str],
-    /// How some gains of each begin.
+    /// Prefixes of expected gains.
     gains: &'a [&'a str],
 }
 
@@ -159,7 +159,7 @@ async fn attack(
     attack_on(Streams::Pipes, world, id, user, place, probe).await
 }
 
-/// What an attacker's streams are.
+/// Kinds of an attacker's standard streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Streams {
     Pipes,

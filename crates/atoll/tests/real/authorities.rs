@@ -25,7 +25,7 @@ impl Authority {
             params.distinguished_name.push(DnType::CommonName, name);
             params
         };
-        // Two of one name would be told apart by their keys alone.
+        // Two certificates of one name would differ only in their keys.
         let name = format!("authority of {}", scratch.path().display());
         let mut params = named(Vec::new(), &name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -154,7 +154,7 @@ async fn every_sandbox_trusts_the_operators_authorities() {
     }
     let tag = runtime.tag().to_owned();
     runtime.close().await.unwrap();
-    // Layers that nobody is mounted from are removed at a start.
+    // Layers that no sandbox uses are removed at a start.
     let runtime = open(&[]).await;
     let left = std::fs::read_dir(data.join("authorities")).unwrap().count();
     assert_eq!(left, 0);

@@ -54,7 +54,7 @@ async fn with_web() -> Server {
 
 /// A way to a server.
 trait Line {
-    /// Where it begins.
+    /// Address that the client connects to.
     fn address(&self) -> String;
     /// The API key of the requests.
     fn key(&self) -> String;
@@ -70,7 +70,7 @@ impl Line for Server {
     }
 }
 
-/// One that breaks again and again.
+/// A connection that breaks repeatedly.
 struct Bad<'a> {
     server: &'a Server,
     cutter: Cutter,
@@ -121,7 +121,7 @@ fn done(mut command: Command, input: &[u8]) -> Output {
     run_within(&mut command, Duration::from_mins(2), input)
 }
 
-/// What it wrote, when it ended with 0 and said nothing beside its data.
+/// Standard output of a command that must exit with 0 and an empty standard error.
 #[track_caller]
 fn said(line: &impl Line, args: &[&str]) -> String {
     let output = done(atoll(line, args), b"");

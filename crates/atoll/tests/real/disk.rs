@@ -57,7 +57,7 @@ async fn write(
     writer.commit().await.map(|_| ())
 }
 
-/// Whether the kernel said that there is no room.
+/// Whether the command failed with ENOSPC or EDQUOT.
 fn no_room(finished: &ExecResult) -> bool {
     let text = String::from_utf8_lossy(&finished.stderr).to_lowercase();
     let text = format!(

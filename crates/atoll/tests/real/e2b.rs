@@ -98,7 +98,7 @@ async fn a_domain_alone_leads_to_the_server_and_into_its_sandboxes() {
     server.end_and_clear();
 }
 
-/// A name server by which every name leads to 127.0.0.1, and nothing else is known of any.
+/// A name server that resolves every name to 127.0.0.1 and has no other records.
 async fn lead_home(socket: UdpSocket) {
     const HEADER: usize = 12;
     let mut packet = [0; 512];
@@ -184,7 +184,7 @@ async fn with_each_release(before: &[&str], variables: &[(String, String)], prog
     }
 }
 
-/// Where a release is.
+/// Path of an installed release.
 fn installed(language: &str, release: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
@@ -198,7 +198,7 @@ fn installed(language: &str, release: &str) -> PathBuf {
     place
 }
 
-/// What `atoll e2b env` says to export.
+/// Variables that `atoll e2b env` exports.
 fn exports(server: &Server, place: &[&str]) -> Vec<(String, String)> {
     let output = Command::new(binary())
         .args(["e2b", "env"])

@@ -199,7 +199,7 @@ async fn as_a_server() {
     }
 }
 
-/// Makes sandboxes with a running command each, says so, and waits to be killed.
+/// Creates sandboxes with a running command each, reports them, and waits to be killed.
 async fn make(runtime: &LocalRuntime) {
     let count: usize = word("COUNT").parse().unwrap();
     for _ in 0..count {
@@ -211,7 +211,7 @@ async fn make(runtime: &LocalRuntime) {
     std::future::pending::<()>().await;
 }
 
-/// Has a full-screen program go half its way, says so, and waits to be killed.
+/// Runs a full-screen program up to its middle, reports that, and waits to be killed.
 async fn watched(runtime: &LocalRuntime) {
     let id = runtime.create(spec()).await.unwrap().id;
     let mut watched = Watched::new(Watched::start(runtime, &id).await);
@@ -222,7 +222,7 @@ async fn watched(runtime: &LocalRuntime) {
     std::future::pending::<()>().await;
 }
 
-/// Its screen is made anew from what is in the log.
+/// Its screen is rebuilt from the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_joins_after_a_kill_sees_what_was_shown_before() {
     let place = Place::new();

@@ -84,7 +84,7 @@ impl Program {
         }
     }
 
-    /// Sees it to its end. The server is killed and started again whenever it says so.
+    /// Runs it to its end. Restarts the server with a kill whenever the program requests it.
     fn run(&mut self, server: &mut Server) {
         let mut stdin = self.child.stdin.take().unwrap();
         let mut stderr = self.child.stderr.take().unwrap();

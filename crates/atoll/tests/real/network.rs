@@ -29,7 +29,7 @@ async fn world() -> World {
     World::open_as(|config| config.network = Scene::network()).await
 }
 
-/// What the probe says of each address or name.
+/// Result of the probe for each address or name.
 async fn tried(world: &World, id: &SandboxId, words: &[&str]) -> Vec<String> {
     tried_as(world, id, "user", words).await
 }

@@ -16,7 +16,7 @@ use crate::world::{DEADLINE, World, private};
 
 /// Of each of two servers.
 const CUTS: usize = 100;
-/// So many of them are followed by a start of the real server.
+/// Number of cuts that are followed by a start of the real server.
 const BOOTS: usize = 6;
 const ROUNDS: u64 = 6;
 const DISK: usize = 192 << 20;
@@ -48,22 +48,22 @@ struct Work<'a> {
     client: Client,
     promises: Vec<(usize, Promise)>,
     waiting: Vec<Promise>,
-    /// How long everything acknowledged took to be on the disk, each time.
+    /// Time until acknowledged changes were on the disk, for each wait.
     settled: Vec<Duration>,
 }
 
 impl Work<'_> {
-    /// It is acknowledged: some time later it lasts.
+    /// Records a change that is acknowledged now and durable some time later.
     fn soon(&mut self, promise: Promise) {
         self.waiting.push(promise);
     }
 
-    /// It lasts from its acknowledgement on.
+    /// Records a change that is durable from its acknowledgement on.
     fn now(&mut self, promise: Promise) {
         self.promises.push((self.recorder.position(), promise));
     }
 
-    /// Waits until the server says that everything acknowledged is on the disk.
+    /// Waits until the server reports that all acknowledged changes are on the disk.
     async fn settle(&mut self) {
         let begin = tokio::time::Instant::now();
         let until = tokio::time::Instant::now() + DEADLINE;

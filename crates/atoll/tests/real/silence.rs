@@ -14,14 +14,14 @@ use atoll_worker::{ExecHandle, LocalRuntime, Watch};
 
 use crate::world::{DEADLINE, Kind, World, probe_spec, said};
 
-/// How long a server waits for a sandbox here.
+/// Timeout of the server for a sandbox in these tests.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// When a call hangs: every one of them waits a few times at most.
+/// Time after which a call counts as hanging: each waits for a few timeouts at most.
 const HANGS: Duration = DEADLINE;
 
 type Done = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
-/// What is open in a sandbox before it falls silent.
+/// Objects that are open in a sandbox before it stops responding.
 struct Open {
     watch: Watch,
     terminal: ExecHandle,
@@ -161,7 +161,7 @@ fn calls(runtime: &LocalRuntime, id: &SandboxId, user: &str, open: Open) -> Vec<
     all
 }
 
-/// Makes all calls at once and says how each ended.
+/// Makes all calls concurrently and returns their results.
 async fn all(calls: Vec<(String, Done)>) -> Vec<(String, Result<(), Error>)> {
     let each = calls.into_iter().map(|(name, work)| {
         tokio::spawn(async move {
@@ -197,7 +197,7 @@ async fn impatient() -> World {
     World::open_as(|config| config.response_timeout = PATIENCE).await
 }
 
-/// It ends as any other: once by a stop, and for good.
+/// Stops and deletes it as any other sandbox.
 async fn end(world: &World, id: &SandboxId) {
     let runtime = &world.runtime;
     in_time("stop", runtime.stop(id)).await;

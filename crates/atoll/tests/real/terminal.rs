@@ -21,7 +21,7 @@ async fn start(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> ExecHandle
         .handle
 }
 
-/// Everything that comes until some text has.
+/// Reads output up to and including `text`.
 async fn until(output: &mut OutputReader, text: &str) -> Vec<u8> {
     let mut heard = Vec::new();
     while !String::from_utf8_lossy(&heard).contains(text) {
@@ -102,7 +102,7 @@ async fn several_terminals_and_several_clients_on_one() {
     world.close().await;
 }
 
-/// What a terminal shows that saw all of this.
+/// Screen contents of a terminal after these bytes.
 fn shown(bytes: &[u8]) -> Vec<u8> {
     let mut screen = Screen::new(Size {
         rows: 30,
@@ -172,7 +172,7 @@ impl Watched {
     }
 }
 
-/// What comes until the command ends.
+/// Reads the rest of the output until the command ends.
 async fn rest(bytes: &mut Vec<u8>, output: &mut OutputReader) {
     loop {
         let next = tokio::time::timeout(DEADLINE, output.next()).await;

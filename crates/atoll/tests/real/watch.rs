@@ -97,7 +97,7 @@ impl Mirror {
     }
 }
 
-/// What is really below a directory.
+/// Actual entries below a directory.
 async fn real(world: &World, id: &SandboxId, path: &str) -> BTreeMap<Vec<u8>, bool> {
     let root = RunAs::root();
     let listed = world

@@ -13,12 +13,12 @@ use atoll_testkit::{fnv64, probe, static_layer};
 use atoll_worker::template::{BASE, TemplateInfo, TemplateStore};
 use atoll_worker::{Config, ExecResult, LocalRuntime, PlanOverride};
 
-/// What a sandbox of a test is made from.
+/// Template of a test's sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The host's system, with the probe at `/probe`.
     Base,
-    /// `/probe` and nothing else: no shell, no `/etc/passwd`, no directories.
+    /// Only `/probe`: no shell, no `/etc/passwd`, no directories.
     Static,
 }
 
@@ -183,7 +183,7 @@ pub fn probe_spec(args: &[&str]) -> ExecSpec {
     ExecSpec::argv(["/probe"].iter().chain(args))
 }
 
-/// What a command wrote to standard output, when it ended with 0 and was silent otherwise.
+/// Standard output of a command that must exit with 0 and an empty standard error.
 #[track_caller]
 pub fn said(finished: &ExecResult) -> &str {
     let text = std::str::from_utf8(&finished.stdout).unwrap();

@@ -8,7 +8,7 @@ use tar::{Builder, EntryType, Header};
 use super::client::Answer;
 use super::{Client, Server};
 
-/// What is below a directory: kind, mode, owner, target and contents, and never a time.
+/// Lists a directory tree: kind, mode, owner, target and contents, without times.
 const LISTING: &str = "find . -mindepth 1 ! -type p -printf '%p %y %m %u %l ' \\( -type f -exec sha1sum {} \\; -o -printf '\\n' \\) \
                        | sed 's| \\./.*||' | sort";
 

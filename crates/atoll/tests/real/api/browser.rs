@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::chromium::{Chromium, pages};
 use super::{Client, Server};
 
-/// What a page can try. `HERE` is the server, `ID` a sandbox. Each says `done …` if it got somewhere.
+/// Requests of a page. `HERE` is the server, `ID` a sandbox. Each returns `done …` on success.
 const ATTEMPTS: &[(&str, &str)] = &[
     ("read by fetch", "fetch('HERE/sandboxes').then(got => got.text()).then(text => 'done ' + text)"),
     (
@@ -96,7 +96,7 @@ const FILES: &[(&str, &str)] = &[
     ),
 ];
 
-/// What attempts could have changed.
+/// State that the attempts could have changed.
 async fn state(client: &Client, id: &str) -> Value {
     let sandboxes = client.get("/sandboxes").await.array();
     let names = sandboxes.iter().map(|one| one["sandboxID"].clone());

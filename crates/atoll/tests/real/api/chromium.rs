@@ -21,7 +21,7 @@ pub struct Chromium {
     _profile: Scratch,
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     last: u64,
-    /// The loads that it said are over, by their ids.
+    /// Ids of the completed page loads.
     loaded: HashSet<String>,
 }
 
@@ -79,7 +79,7 @@ impl Chromium {
         }
     }
 
-    /// What it says next: an answer, or what happened.
+    /// The next message: a response or an event.
     async fn hear(&mut self) -> Value {
         loop {
             let message = self.socket.next().await.unwrap().unwrap();
@@ -96,7 +96,7 @@ impl Chromium {
         }
     }
 
-    /// Tells it something, and waits for what comes of it.
+    /// Sends a command and waits for its response.
     async fn tell(&mut self, tab: Option<&Tab>, method: &str, parameters: Value) -> Value {
         self.last += 1;
         let mut message = json!({ "id": self.last, "method": method, "params": parameters });
@@ -134,7 +134,7 @@ impl Chromium {
         tab
     }
 
-    /// Goes somewhere; what the browser says of that.
+    /// Navigates to a URL. Returns the browser's response.
     pub async fn go(&mut self, tab: &Tab, url: &str) -> Value {
         let gone = self
             .tell(Some(tab), "Page.navigate", json!({ "url": url }))

@@ -23,10 +23,10 @@ pub struct Server {
     /// Removed with it.
     _scratch: Scratch,
     data: PathBuf,
-    /// What it is started by, if not directly.
+    /// Wrapper command that starts the server, if any.
     words: Vec<String>,
     child: Child,
-    /// Where it serves, and where it shows metrics.
+    /// Addresses of the API and of the metrics.
     places: [String; 2],
     /// Additional command-line flags.
     flags: Vec<String>,
@@ -77,7 +77,7 @@ impl Server {
         }
     }
 
-    /// On a data directory that is there already: `data` in this one.
+    /// Starts a server on the existing data directory `data` in `scratch`.
     pub async fn start_in(scratch: Scratch, words: &[&str]) -> Self {
         // Makes the templates.
         World::open().await.close().await;
@@ -98,12 +98,12 @@ impl Server {
         rustix::process::Pid::from_child(&self.child)
     }
 
-    /// Where it is.
+    /// Address of the API.
     pub fn address(&self) -> &str {
         &self.places[0]
     }
 
-    /// Where it shows metrics.
+    /// Address of the metrics.
     pub fn metrics_address(&self) -> &str {
         &self.places[1]
     }
@@ -112,7 +112,7 @@ impl Server {
         self.data.clone()
     }
 
-    /// As its admin.
+    /// A client with the admin key.
     pub fn client(&self) -> Client {
         let key = std::fs::read_to_string(self.data().join("admin.key")).unwrap();
         Client {
@@ -132,7 +132,7 @@ impl Server {
         String::from_utf8(answer.body.to_vec()).unwrap()
     }
 
-    /// What it logged.
+    /// Contents of the log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.data.with_file_name("log")).unwrap()
     }
@@ -363,7 +363,7 @@ impl Connection {
     }
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: u16,

@@ -10,7 +10,7 @@ use tokio::net::{TcpStream, UnixStream};
 use super::{Client, Server};
 use crate::world::{DEADLINE, World, private};
 
-/// Says something; everything that comes back until the server ends the connection.
+/// Sends bytes and returns everything received until the server closes the connection.
 async fn say(server: &Server, words: &[u8]) -> String {
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     // It may end the connection before all was said.
@@ -18,7 +18,7 @@ async fn say(server: &Server, words: &[u8]) -> String {
     rest(&mut stream).await
 }
 
-/// What comes until the server ends the connection, which it does in time.
+/// Reads until the server closes the connection, within the deadline.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];

@@ -12,7 +12,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::lasting::follow;
 use super::{Client, Server};
 
-/// So many lines, a few megabytes.
+/// Number of lines; a few megabytes.
 const LINES: u64 = 200_000;
 
 /// A server behind a bad line, and a sandbox.
@@ -49,7 +49,7 @@ async fn numbers(direct: &Client, id: &str) -> String {
     start(direct, id, &line).await + "/output"
 }
 
-/// What one of the streams says.
+/// Expected contents of each stream.
 fn expected() -> Vec<u8> {
     let all: Vec<String> = (1..=LINES).map(|number| format!("{number}\n")).collect();
     all.concat().into_bytes()

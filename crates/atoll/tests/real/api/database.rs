@@ -24,7 +24,7 @@ pub fn refused(data: &Path) -> String {
     told(&output)
 }
 
-/// One check of `atoll doctor`.
+/// Result of one check of `atoll doctor`.
 pub fn doctor(data: &Path, feature: &str) -> Value {
     let mut doctor = atoll(&["doctor", "--json"]);
     doctor.env("ATOLL_DATA_DIR", data).env(
@@ -216,7 +216,7 @@ async fn an_admin_key_that_the_database_lost_is_replaced() {
         lost
     );
     assert_eq!(server.client().get("/sandboxes").await.status, 200);
-    // The same key is kept from now on, and none is made for an operator who removed it.
+    // The same key is kept from now on, and the server creates none after the operator removed it.
     server.kill_and_start();
     assert_eq!(fs::read_to_string(data.join("admin.key")).unwrap(), made);
     fs::remove_file(data.join("admin.key")).unwrap();

@@ -31,7 +31,7 @@ impl Document {
         }
     }
 
-    /// The path that a request's fits, and what is said of it.
+    /// The path template that matches a request, and its description.
     fn route(&self, path: &str) -> Option<(&str, &Value)> {
         let path = path.split('?').next().unwrap();
         let path = path.strip_prefix("/api").unwrap_or(path);
@@ -84,7 +84,7 @@ async fn the_description_is_as_committed_and_served_to_everybody() {
     let served = nobody.get("/openapi.json").await;
     assert_eq!(served.headers["content-type"], "application/json");
     assert!(served.body == committed);
-    // The one route without an alias.
+    // `/sessions` has no alias below `/api`.
     assert_eq!(nobody.get("/api/sessions").await.refusal().1, "NOT_FOUND");
     let page = nobody.get("/docs").await;
     assert_eq!(page.status, 200);

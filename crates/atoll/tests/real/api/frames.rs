@@ -18,7 +18,7 @@ const LONG: u8 = 0x80 | 127;
 /// The longest message that is taken.
 const MOST: usize = 4 << 20;
 
-/// Opens a WebSocket, and says nothing more.
+/// Opens a WebSocket without sending any frame.
 pub(super) async fn open(client: &Client, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(&client.address).await.unwrap();
     let key = client.key.as_deref().unwrap();

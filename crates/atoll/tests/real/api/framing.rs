@@ -10,7 +10,7 @@ use crate::world::DEADLINE;
 
 const DOMAIN: &str = "sandboxes.example.com";
 
-/// Sends bytes, in two pieces or one; everything that comes back until the server closes the connection.
+/// Sends bytes in one or two pieces. Returns everything received until the server closes the connection.
 async fn exchange(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     bytes: &[u8],

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::Server;
 
-/// Where `deploy/setup test` puts it.
+/// Path where `deploy/setup test` installs it.
 fn schemathesis() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");

@@ -31,7 +31,7 @@ async fn start(words: &[&str]) -> (Server, CertificateDer<'static>, Scratch) {
     (Server::start_with(&all).await, trusted, files)
 }
 
-/// What is said first.
+/// The connection preface and settings.
 fn greeting(settings: &[u8]) -> Vec<u8> {
     let mut said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     frame(&mut said, SETTINGS, 0, 0, settings);
@@ -45,7 +45,7 @@ fn get(path: &str) -> Vec<u8> {
     [b"\x82\x87\x41\x09localhost", path.as_slice()].concat()
 }
 
-/// The next frame that comes: its kind, flags, stream and payload.
+/// Reads the next frame: type, flags, stream id and payload.
 async fn heard(stream: &mut TlsStream<TcpStream>) -> (u8, u8, u32, Vec<u8>) {
     let reading = async {
         let mut head = [0; 9];

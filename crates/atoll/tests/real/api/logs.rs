@@ -127,7 +127,7 @@ impl Events {
         }
     }
 
-    /// Where to go on, and the line; nothing at the end.
+    /// Returns the cursor and the line; `None` at the end.
     async fn next(&mut self) -> Option<(String, String)> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {

@@ -390,7 +390,7 @@ async fn however_many_ask_at_once_a_sandbox_has_twenty_terminals() {
     server.close().await;
 }
 
-/// As systemd would at worst: everything in the unit's control group is killed.
+/// As systemd does with `KillMode=control-group`: every process in the unit's cgroup is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_done_to_a_services_control_group_reaches_no_sandbox() {
     let cgroups = atoll_jail::facts::Facts::read().cgroups.v2.unwrap();

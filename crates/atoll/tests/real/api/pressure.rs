@@ -11,7 +11,7 @@ use super::scarce::spare;
 use super::{Answer, Client, Server};
 use crate::world::{DEADLINE, World, private};
 
-/// Of many requests at once: the statuses, and whether each says when to ask again.
+/// Sends many concurrent requests. Returns their statuses, and whether each has `Retry-After`.
 async fn at_once(client: &Client, path: &str, body: &Value, times: usize) -> Vec<(u16, bool)> {
     let answers = client.post_at_once(path, body, times).await;
     let told = |answer: &Answer| (answer.status, answer.headers.contains_key("retry-after"));
@@ -98,7 +98,7 @@ async fn c07_commands_with_long_arguments_cost_so_much_memory_and_no_more_heavy(
     server.close().await;
 }
 
-/// Writes as long as the server takes it; what it said.
+/// Writes as long as the server reads. Returns its response.
 async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String {
     let mut stream = TcpStream::connect(&client.address).await.unwrap();
     let head = head.replace("KEY", client.key.as_deref().unwrap());

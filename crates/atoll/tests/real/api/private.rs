@@ -29,7 +29,7 @@ fn ours(directory: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Those of a sandbox's files that contain this.
+/// Files of a sandbox that contain `secret`.
 fn with(server: &Server, id: &str, secret: &str) -> Vec<PathBuf> {
     let mut all = ours(&server.data().join("sandboxes").join(id));
     all.retain(|path| {

@@ -35,7 +35,7 @@ fn replace(directory: &Path, name: &str, text: &[u8]) {
     fs::rename(&new, &path).unwrap();
 }
 
-/// What a power cut may leave of a record.
+/// Kinds of damage that a power cut may do to a record.
 const DAMAGES: [&str; 4] = ["empty", "both empty", "warm", "missing"];
 
 fn damage(directory: &Path, damage: &str) {

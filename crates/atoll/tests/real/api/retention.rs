@@ -41,7 +41,7 @@ async fn revoked(client: &Client) -> String {
     id
 }
 
-/// What happened, but for the times, which are changed.
+/// Events without their times, which the test changes.
 async fn events(client: &Client, id: &str) -> Vec<Value> {
     let mut all = client.get(&format!("/sessions/{id}/events")).await.array();
     for event in &mut all {

@@ -17,7 +17,7 @@ const PACE: Duration = Duration::from_millis(200);
 /// The server is killed so often.
 const KILLS: Duration = Duration::from_secs(7);
 
-/// What must stay as it was when nothing is under way.
+/// Resource counts that must be the same whenever the server is idle.
 #[derive(Debug, PartialEq, Eq)]
 struct Stock {
     sandboxes: usize,
@@ -105,7 +105,7 @@ async fn live(server: &mut Server, length: Duration, round: u32) -> u32 {
     number
 }
 
-/// One life, as far as it comes; whether that was its end.
+/// Runs one sandbox from creation to deletion. Returns whether it completed.
 async fn life(client: Client, key: String) -> bool {
     lived(&client, &key).await.is_ok()
 }
@@ -162,7 +162,7 @@ async fn lived(client: &Client, key: &str) -> hyper::Result<()> {
     Ok(())
 }
 
-/// What is there when everything is deleted and the pool is full.
+/// Resource counts when all sandboxes are deleted and the pool is full.
 async fn settled(server: &Server) -> Stock {
     let client = server.client();
     loop {
@@ -231,7 +231,7 @@ impl Grown {
         }
     }
 
-    /// It has not grown by more since.
+    /// Asserts that growth is within these limits.
     fn at_most(&self, memory: u64, descriptors: usize, lives: u32) {
         let now = Self::of(self.process);
         assert!(
@@ -254,7 +254,7 @@ fn entries(directory: &Path) -> Vec<std::path::PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// How many directories there are, below all.
+/// Number of directories in the tree.
 fn count(directory: &Path) -> usize {
     let below = entries(directory).into_iter();
     let below = below.filter(|path| path.symlink_metadata().is_ok_and(|about| about.is_dir()));

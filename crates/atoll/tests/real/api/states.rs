@@ -23,7 +23,7 @@ async fn events(client: &Client, id: &str) -> Vec<String> {
     told.iter().map(kind).collect()
 }
 
-/// Begins a request that goes on beside the test.
+/// Starts a request in the background.
 fn begin(client: &Client, method: &'static str, path: String) -> tokio::task::JoinHandle<u16> {
     let client = client.clone();
     tokio::spawn(async move { client.send(method, &path, &[], Bytes::new()).await.status })
@@ -256,7 +256,7 @@ async fn a_create_that_fails_is_told_as_failed() {
     let server = Server::start().await;
     let client = server.client();
     let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
-    // The keeper makes sandboxes; none is ready that was not asked for yet with these files.
+    // The keeper creates sandboxes; there is no warm one for a template that no request has used yet.
     let keeper = Pid::from_raw(keeper(&tag).unwrap()).unwrap();
     kill_process(keeper, Signal::KILL).unwrap();
     let failed = async {

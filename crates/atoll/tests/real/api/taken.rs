@@ -28,7 +28,7 @@ fn serve(data: &Path, at: &str) -> Child {
     command.spawn().unwrap()
 }
 
-/// Reads what it says until it says that it waits.
+/// Reads log lines until the server reports that it waits.
 fn waits(child: &mut Child) -> BufReader<ChildStderr> {
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
@@ -40,7 +40,7 @@ fn waits(child: &mut Child) -> BufReader<ChildStderr> {
     panic!("it did not wait: {line}");
 }
 
-/// Reads what it says until it serves.
+/// Reads log lines until the server is ready.
 fn serves(child: &mut Child) {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut lines = lines.map_while(Result::ok);

@@ -28,7 +28,7 @@ pub async fn serve(client: &Client, id: &str, port: u16, program: &str) {
     assert!(done.is_ok(), "nothing listens at {port}");
 }
 
-/// Reads binary frames up to an empty one, which says that the other side sends no more.
+/// Reads binary frames up to an empty one, which marks the end of the other side's data.
 async fn all(socket: &mut Socket) -> Vec<u8> {
     let reading = async {
         let mut all = Vec::new();

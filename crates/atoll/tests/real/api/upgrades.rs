@@ -49,7 +49,7 @@ fn build(directory: &Scratch, spoken: VersionRange) -> PathBuf {
 struct Counter {
     number: usize,
     id: String,
-    /// Where the command is.
+    /// URL path of the command.
     path: String,
     terminal: Option<String>,
     output: Vec<u8>,
@@ -147,7 +147,7 @@ async fn new(client: &Client) -> String {
     id
 }
 
-/// One of each build. For a moment a new PID 1 has the name of its keeper.
+/// Waits for one keeper of each build. A new PID 1 has its keeper's process name for a moment.
 fn two_keepers(server: &Server) {
     let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
     wait_for("a keeper of each build", DEADLINE, || keepers(&tag) == 2);
@@ -157,7 +157,7 @@ async fn state(client: &Client, id: &str) -> Value {
     client.get(&format!("/sandboxes/{id}")).await.json()["state"].clone()
 }
 
-/// Checks that a sandbox of a build without a version in common goes on and cannot be used.
+/// Checks that a sandbox of a build without a common version continues to run and cannot be used.
 async fn is_apart(client: &Client, id: &str, version: u32) {
     assert_eq!(state(client, id).await, "running");
     let path = format!("/sandboxes/{id}");

@@ -9,7 +9,7 @@ use atoll_testkit::Scratch;
 
 use crate::world::{World, data};
 
-/// What only the host knows.
+/// Contents of the canary.
 pub(super) const HOST: &[u8] = b"known to the host alone";
 
 /// A directory of the host with a file `f` that no sandbox may see or change.
@@ -64,7 +64,7 @@ fn state(scratch: &Scratch) -> [State; 2] {
     })
 }
 
-/// Where the host keeps what a sandbox has written.
+/// Path of a sandbox's upper directory on the host.
 pub(super) fn upper(world: &World, id: &SandboxId) -> PathBuf {
     let sandboxes = data()
         .join("runs")
@@ -83,7 +83,7 @@ pub(super) async fn read(
     reader.read_to_end(1 << 20).await
 }
 
-/// What [`write`] writes.
+/// Contents that [`write`] writes.
 pub(super) const GUEST: &[u8] = b"written by a guest";
 
 pub(super) async fn write(

@@ -20,7 +20,7 @@ async fn no_device_can_be_made() {
     .await;
 }
 
-/// What was typed, and calls that were not refused.
+/// Injected input, and calls that were not refused.
 fn typed(_: &str, found: &[Attempt]) -> Vec<String> {
     lines(found, |it| {
         let command = it.what.contains("TIOC") && it.what != "pty:TIOCSCTTY";

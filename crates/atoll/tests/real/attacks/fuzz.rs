@@ -49,7 +49,7 @@ fn number(name: &str) -> Option<u64> {
     )
 }
 
-/// How long each of a few commands took.
+/// Durations of `count` commands.
 async fn latencies(world: &World, id: &SandboxId, count: usize) -> Vec<Duration> {
     let mut all = Vec::new();
     for _ in 0..count {

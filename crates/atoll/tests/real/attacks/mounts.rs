@@ -109,7 +109,8 @@ async fn secrets_of_the_host_are_hidden() {
     .await;
 }
 
-/// Its mount namespace has never seen one, so the kernel gives it none. The refusal names what failed.
+/// Its mount namespace has no fully visible sysfs, so the kernel refuses a new one. The error names the failed
+/// step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_cannot_have_a_sysfs_of_its_own() {
     let world = World::open_with(|plan| {
@@ -139,7 +140,7 @@ async fn a_sandbox_cannot_have_a_sysfs_of_its_own() {
     world.close().await;
 }
 
-/// So the host's shows what ours hides.
+/// The host's sysfs contains paths that a sandbox's does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_real_sys_would_tell_of_the_host() {
     let world = World::open().await;
@@ -215,7 +216,7 @@ async fn mounts_stay_as_they_are_and_hide_what_they_hide() {
     .await;
 }
 
-/// What the probe found of a root directory.
+/// Result of the probe for a root directory.
 fn root_of<'a>(found: &'a [Attempt], what: &str) -> Option<(&'a str, &'a str)> {
     let it = found.iter().find(|it| it.what == what)?;
     Some((it.value("dev")?, it.value("ino")?))

@@ -9,7 +9,7 @@ use crate::world::{Kind, World, probe_spec, said};
 
 const CLONE_NEWIPC: u64 = 0x0800_0000;
 
-/// Reads what a program says up to this line.
+/// Reads a program's output up to a line.
 async fn until(exec: &mut StartedExec, last: &str) -> String {
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
     while !text.lines().any(|line| line == last) {
@@ -28,7 +28,7 @@ fn worked(found: &[Attempt]) -> Vec<String> {
         .collect()
 }
 
-/// What the writer could leave, and what of it a looker finds in the same box and in another.
+/// Objects that the writer created, and those that a reader finds in the same sandbox and in another.
 async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String>; 3] {
     let token = format!("atoll-token-{}-{user}", std::process::id());
     let writer = probe_spec(&["b08-shared", "write", &token]).user(user);

@@ -79,7 +79,7 @@ async fn capabilities_are_the_committed_ones_and_cannot_be_had() {
     .await;
 }
 
-/// What the user is before and after it runs a setuid program that root made: effective id and capabilities.
+/// Effective user id and capabilities before and after the user runs a setuid program that root created.
 async fn by_setuid(world: &World) -> [(u64, u64); 2] {
     let id = world.sandbox(Kind::Static).await;
     for (user, path) in [("root", "/setuid-root"), ("user", "/dev/shm/setuid-user")] {

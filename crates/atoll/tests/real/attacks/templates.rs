@@ -13,7 +13,7 @@ use super::USERS;
 use super::canary::Canary;
 use crate::world::{binary, probe_spec};
 
-/// What becomes of a template.
+/// Expected result for a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// A sandbox is refused, and the message names this.
@@ -23,7 +23,8 @@ enum Fate {
 }
 use Fate::{Harmless, Refused};
 
-/// Where the link is, and what becomes of the template; it points to the host's directory or file of that kind.
+/// Path of the link, and the expected result for the template. The link points to the corresponding path of the
+/// host.
 const DIRECTORIES: &[(&str, Fate)] = &[
     ("dev", Refused("/dev")),
     ("proc", Refused("/proc")),

@@ -7,7 +7,7 @@ use atoll_testkit::{Scratch, run_within};
 
 use super::{atoll, done, own_data, told};
 
-/// What is typed, and what a user gets. The hints are part of it.
+/// Command lines and their expected output, including hints.
 #[test]
 fn a_run_ends_as_a_shell_user_expects() {
     let cases: &[(&[&str], &str)] = &[

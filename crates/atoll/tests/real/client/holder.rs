@@ -14,7 +14,7 @@ pub struct Holder {
     gate: Arc<Gate>,
 }
 
-/// What became of the request.
+/// State of the held request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Awaited,

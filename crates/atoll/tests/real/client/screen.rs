@@ -62,7 +62,7 @@ impl Screen {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// What it shows, once it shows this; all before is forgotten.
+    /// Waits until the screen shows `text` and returns its contents; discards earlier output.
     #[track_caller]
     pub fn until(&self, text: &str) -> String {
         let mut shown = String::new();
@@ -109,7 +109,7 @@ impl Screen {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Its exit code, soon.
+    /// Waits for its exit code.
     #[track_caller]
     pub fn end(&mut self) -> Option<i32> {
         let mut code = None;

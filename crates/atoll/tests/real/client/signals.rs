@@ -17,7 +17,7 @@ fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// Its exit code, or its signal below zero.
+/// Its exit code, or its negated signal number.
 #[track_caller]
 pub fn code(child: &mut Child) -> i32 {
     let mut code = 0;

@@ -23,7 +23,7 @@ class Echo(socketserver.BaseRequestHandler):
 socketserver.ThreadingTCPServer(("127.0.0.1", 8000), Echo).serve_forever()
 "#;
 
-/// Has a word said again.
+/// Sends a word and checks its echo.
 fn echo(stream: &mut TcpStream) {
     stream.write_all(b"x").unwrap();
     stream.read_exact(&mut [0]).unwrap();

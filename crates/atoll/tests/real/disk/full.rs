@@ -115,7 +115,7 @@ async fn sandboxes_that_run_can_be_deleted_on_a_full_disk() {
     world.close().await;
 }
 
-/// What all sandboxes of an image together may take, and what they do, as the kernel has it.
+/// Limit and usage of all sandboxes of an image together, according to the kernel.
 fn ceiling(top: PathBuf) -> (impl Fn() -> u64, impl Fn() -> u64) {
     use atoll_jail::btrfs;
     let id = btrfs::id(File::open(top).unwrap().as_fd()).unwrap();

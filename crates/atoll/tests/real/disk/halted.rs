@@ -33,7 +33,7 @@ fn fsfreeze(what: &str, path: &Path) {
     assert!(done.status.success(), "{done:?}");
 }
 
-/// Where cgroup2 has a sandbox.
+/// Path of a sandbox's cgroup v2.
 fn group(world: &World, id: &SandboxId) -> PathBuf {
     let root = world.runtime.facts().cgroups.v2.clone().unwrap();
     root.join(format!("atoll-{}", world.runtime.tag()))

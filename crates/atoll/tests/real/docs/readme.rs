@@ -67,7 +67,7 @@ fn shell(server: &Server, place: &Path, line: &str) -> Command {
     shell
 }
 
-/// What it says, when it works.
+/// Output of a command that must succeed.
 #[track_caller]
 fn says(mut command: Command) -> String {
     let output = run_within(&mut command, Duration::from_mins(2), b"");
@@ -194,7 +194,7 @@ fn install(scratch: &Scratch, line: &str) {
     says(shell);
 }
 
-/// Runs a line after the one that exports the key as the text says.
+/// Runs a line after the documented export of the key.
 fn run_example(server: &Server, scratch: &Scratch, line: &str) -> String {
     let install = block("sh", "pip install");
     let export = install.lines().last().unwrap();

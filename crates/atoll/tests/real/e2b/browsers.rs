@@ -29,7 +29,7 @@ async fn preflight(client: &Client, path: &str, more: &[(&str, &str)]) -> Answer
         .await
 }
 
-/// Which origin an answer may be shown to.
+/// The allowed origin of a response.
 fn shown(answer: &Answer) -> Option<&str> {
     let origin = answer.headers.get("access-control-allow-origin")?;
     origin.to_str().ok()
@@ -206,7 +206,7 @@ async fn a_request_that_contradicts_itself_is_told_how() {
     server.close().await;
 }
 
-/// What E2B's client for JavaScript imports, as a page finds it. What it needs for template builds only is left out.
+/// Import map of E2B's JavaScript client for a page, without the modules that only template builds need.
 fn imports() -> Value {
     let nothing = |names: &str| format!("data:text/javascript,{names}");
     let mut imports = json!({
@@ -234,7 +234,7 @@ fn imports() -> Value {
     json!({ "imports": imports })
 }
 
-/// What a page does with it.
+/// Program of the page.
 const PROGRAM: &str = "async ({ Sandbox }, at) => {
     const sandbox = await Sandbox.create({ ...at, timeoutMs: 100000 });
     const ran = await sandbox.commands.run('echo on; echo off >&2');

@@ -103,7 +103,7 @@ impl Agent {
         }
     }
 
-    /// Starts a line; its process has said its number.
+    /// Starts a shell line and waits for its pid.
     pub(super) async fn start(&self, line: &str, more: &[(&str, &str)]) -> (Stream, u64) {
         let process = json!({ "cmd": "/bin/sh", "args": ["-c", line] });
         let asked = json!({ "process": process, "stdin": false });

@@ -329,7 +329,7 @@ async fn what_cannot_be_had_is_refused_and_what_nobody_knows_is_noted() {
     server.close().await;
 }
 
-/// What answers that it does not exist yet, and what is sent there.
+/// Routes that respond with "not implemented", and a request body for each.
 const LATER: &[(&str, &str)] = &[
     ("POST", "/sandboxes/ID/fork"),
     ("POST", "/sandboxes/ID/snapshots"),

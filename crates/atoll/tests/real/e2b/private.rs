@@ -477,8 +477,7 @@ fn base64(text: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(text)
 }
 
-/// An E2B-style link without a sandbox's id is found among the sandboxes that were created last, and nothing else is
-/// looked at.
+/// An E2B-style link without a sandbox's id is resolved among the most recently created sandboxes only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_without_an_id_costs_the_same_among_many_sandboxes() {
     let mut server = Server::start().await;

@@ -8,7 +8,7 @@ use super::calls::Agent;
 use crate::api::Server;
 use crate::world::DEADLINE;
 
-/// What a field may be.
+/// Type of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text,

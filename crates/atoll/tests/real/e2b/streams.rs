@@ -12,10 +12,10 @@ use super::calls::{Agent, Stream};
 use crate::api::{Client, Server};
 use crate::world::DEADLINE;
 
-/// Sooner than a server gives up a sandbox that says nothing.
+/// Shorter than the server's timeout for a silent sandbox.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// How a stream failed: one envelope, the last, and no `end` before it.
+/// The error of a stream: one envelope, the last, without an `end` before it.
 async fn failure(stream: &mut Stream) -> (String, String) {
     let rest = stream.rest().await;
     let [(true, end)] = &rest[..] else {
@@ -210,7 +210,7 @@ async fn calls_under_way_fail_as_those_of_a_sandbox_that_is_gone() {
     server.close().await;
 }
 
-/// What has begun can only be broken off.
+/// A response that has begun can only be aborted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_download_under_way_breaks_off_when_its_sandbox_is_paused() {
     const SIZE: usize = 1 << 30;

@@ -7,12 +7,12 @@ use atoll_testkit::Scratch;
 use crate::api::Server;
 use crate::world::binary;
 
-/// What it prints in these surroundings, line by line.
+/// Lines that the command prints in an environment.
 fn told(words: &[&str], variables: &[(&str, &str)], home: &Scratch) -> Vec<String> {
     told_with_notes(words, variables, home).0
 }
 
-/// The same, and what it says on standard error.
+/// The same, with standard error.
 fn told_with_notes(
     words: &[&str],
     variables: &[(&str, &str)],

@@ -15,7 +15,7 @@ fn wait_until_alone(world: &World, id: &SandboxId) {
     });
 }
 
-/// Reads its output until it has said something.
+/// Reads its output until it contains `word`.
 async fn wait_until_said(exec: &mut StartedExec, word: &str) {
     let mut heard = String::new();
     while !heard.contains(word) {

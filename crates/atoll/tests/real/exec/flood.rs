@@ -12,9 +12,9 @@ use atoll_worker::{ExecHandle, OutputReader};
 use crate::world::{DEADLINE, Kind, World, data, probe_spec};
 
 const MIB: u64 = 1 << 20;
-/// What is kept of a command's output.
+/// Retained output of a command, in bytes.
 const WINDOW: u64 = 64 * MIB;
-/// What may be kept beyond that before it is given up.
+/// Additional bytes that may be retained before old output is dropped.
 const SLACK: u64 = 4 * MIB;
 /// More than the window several times over.
 const FLOOD: u64 = 320 * MIB;
@@ -27,7 +27,7 @@ async fn flood(world: &World, id: &SandboxId, bytes: u64) -> ExecHandle {
     exec.handle
 }
 
-/// What the file of a command's output takes on the disk.
+/// Disk usage of a command's output file.
 fn on_disk(world: &World, id: &SandboxId, control: &ExecHandle) -> u64 {
     let path: PathBuf = [
         data().join("runs").join(world.runtime.tag()),

@@ -106,7 +106,7 @@ async fn a_command_has_three_descriptors() {
     .await;
 }
 
-/// As scripts do: by opening them a second time, which asks for rights.
+/// As scripts do: a second open checks permissions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_may_open_its_own_streams() {
     let world = World::open().await;

@@ -7,7 +7,7 @@ use crate::world::{DEADLINE, Kind, World, probe_spec};
 
 const MIB: u64 = 1 << 20;
 
-/// How much of a command's output can still be read, and where that begins.
+/// Length of the retained output, and the offset where it begins.
 async fn kept(exec: &ExecHandle) -> (u64, u64) {
     let (mut first, mut bytes) = (None, 0);
     let mut reader = exec.output(0);

@@ -17,7 +17,7 @@ async fn grow(files: &Files<'_>) {
     files.link("../tree", "/tree/a/loop").await;
 }
 
-/// What a list says, as text.
+/// Entries of a listing as text.
 async fn listed(files: &Files<'_>, depth: u32, limit: u32) -> (Vec<String>, bool) {
     let list = files
         .world

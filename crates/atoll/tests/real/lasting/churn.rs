@@ -21,16 +21,16 @@ use crate::world::{DEADLINE, templates};
 use told::Book;
 
 const KILLS: u64 = 200;
-/// What is cut off, each as often as the others; then how often at least it must have been.
+/// Operations that are interrupted, with equal frequency, and the minimum number of interruptions of each.
 const KINDS: [&str; 9] = [
     "open", "create", "claim", "exec", "pause", "resume", "stop", "start", "delete",
 ];
 const LEAST: usize = 8;
-/// How many change sandboxes at once, and how many each has.
+/// Number of concurrent tasks that change sandboxes, and of sandboxes of each.
 const HANDS: usize = 3;
 const MOST: usize = 2;
 
-/// When the server dies: so long after the last of some steps of a kind has begun.
+/// When the server dies: a delay after the start of a chosen step of a kind.
 struct Fate {
     kind: String,
     steps: AtomicU64,
@@ -172,7 +172,7 @@ impl Hand {
     }
 }
 
-/// One that stays, if there is none yet, or one that ends.
+/// Starts a long-running command, if there is none yet, or else a short one.
 async fn exec(runtime: &LocalRuntime, book: &Book, id: &SandboxId) {
     if runtime.find_exec_by_tag(id, "long").is_err() {
         let long = ExecSpec::argv(["sleep", "600"]).tag("long");

@@ -99,7 +99,7 @@ async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
     place.close(runtime).await;
 }
 
-/// It ends by itself, or is deleted: either way nothing of it is left to keep others waiting.
+/// It exits or is deleted: either way nothing is left that others would wait for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_stands_apart_can_end_and_be_deleted() {
     let place = Place::new();

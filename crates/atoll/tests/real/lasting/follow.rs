@@ -1,7 +1,6 @@
 //! Output of a command is neither lost nor duplicated, however often its server is killed (G02).
 //!
-//! The command writes as fast as it is let: while nobody reads its pipes it waits, and a reader that is behind
-//! holds it back.
+//! The command writes with backpressure: it blocks while its pipes have no reader, and a slow reader slows it down.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -16,8 +15,8 @@ use crate::world::{DEADLINE, probe_spec};
 
 const KILLS: u32 = 200;
 
-/// What was heard, a file for each stream. Their lengths are the position to go on from, wherever a kill cut the
-/// last write off.
+/// The received output, a file for each stream. Their lengths are the offsets to resume from, also if a kill
+/// interrupted the last write.
 struct Heard {
     files: [File; 2],
     position: u64,
@@ -37,7 +36,7 @@ impl Heard {
         ["out", "err"].map(|kind| at.with_extension(kind))
     }
 
-    /// How much was heard by now.
+    /// Number of bytes received so far.
     fn length(at: &Path) -> u64 {
         let lengths = Self::paths(at).map(|path| path.metadata().map_or(0, |found| found.len()));
         lengths.iter().sum()
@@ -75,7 +74,7 @@ pub(super) async fn serve(runtime: &LocalRuntime) {
     heard.listen(&exec.unwrap()).await;
 }
 
-/// How many lines a stream has, which are those that were written; and what comes after them.
+/// Checks the lines of a stream. Returns their number and the incomplete rest.
 fn lines(path: &Path, name: &str) -> (u64, Option<String>) {
     let mut number = 0;
     for line in BufReader::new(File::open(path).unwrap()).lines() {

@@ -10,7 +10,7 @@ use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use super::{Place, TEMPLATE, kill, serve, spec};
 use crate::world::{DEADLINE, binary, probe_spec};
 
-/// Makes the template anew, with a file that says which one it is.
+/// Rebuilds the template with a file that contains its version.
 fn rebuild(place: &Place, which: &str) {
     let layer = place.file(&format!("layer-{which}"));
     static_layer(&layer);
@@ -48,7 +48,7 @@ fn atoll(place: &Place, words: &[&str]) -> (bool, String) {
     )
 }
 
-/// How many trees the store has.
+/// Number of layers in the store.
 fn layers(place: &Place) -> usize {
     let all = std::fs::read_dir(place.data().join("templates")).unwrap();
     all.flatten()
@@ -135,7 +135,7 @@ async fn a_stopped_sandbox_starts_on_the_layer_it_was_made_from() {
     place.close(runtime).await;
 }
 
-/// What an earlier version left: templates and records without an id.
+/// Data of an earlier version: templates and records without an id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn templates_and_sandboxes_from_before_there_were_ids_go_on() {
     let place = Place::new();

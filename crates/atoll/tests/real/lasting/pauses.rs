@@ -14,7 +14,7 @@ use super::{Place, kill, serve as start, spec, word};
 use crate::world::{DEADLINE, Kind, World, probe_spec};
 
 const PAUSES: usize = 1000;
-/// How many of them a server makes before it is killed.
+/// Number of pauses by a server before it is killed.
 const EACH: usize = 50;
 /// A program that is not paused writes hundreds of times meanwhile.
 const MOMENT: Duration = Duration::from_millis(10);
@@ -100,7 +100,7 @@ async fn read(runtime: &LocalRuntime, id: &SandboxId, name: &str) -> Vec<u8> {
     reader.await.unwrap().read_to_end(1 << 30).await.unwrap()
 }
 
-/// What both files must be after so many writes.
+/// Expected contents of both files after `steps` writes.
 fn expected(steps: u64) -> (Vec<u8>, Vec<u8>) {
     let (mut there, mut end) = (vec![0; SCRIBBLED as usize], Vec::new());
     let (mut scribbles, mut bytes) = (Scribbles::new(SEED), Vec::new());
@@ -112,7 +112,7 @@ fn expected(steps: u64) -> (Vec<u8>, Vec<u8>) {
     (there, end)
 }
 
-/// Of a group with processes of its own and groups below it the kernel says too early that it is frozen.
+/// The kernel reports a cgroup with both processes and child cgroups as frozen too early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_command_stands_still_when_a_pause_returns() {
     let world = World::open().await;

@@ -93,13 +93,13 @@ fn empty(group: &Path) -> bool {
     !group.exists()
 }
 
-/// What the server before the restart made.
+/// Objects that the server created before the reboot.
 #[derive(Serialize, Deserialize)]
 struct Made {
     tag: String,
-    /// One that runs, one that is paused, one that is stopped.
+    /// A running, a paused and a stopped sandbox.
     ids: [SandboxId; 3],
-    /// Commands of the first: one that said something, one that runs.
+    /// Commands of the first sandbox: one that printed output, one that runs.
     said: ExecId,
     long: ExecId,
 }

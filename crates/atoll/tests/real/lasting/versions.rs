@@ -131,7 +131,7 @@ fn pass_on(
     Ok(())
 }
 
-/// Goes as the server did: what it said last is heard.
+/// Closes the connection as the server did, after the last message is delivered.
 fn hang_up(keeper: &Channel<ToKeeper, FromKeeper>) -> io::Result<()> {
     rustix::io::ioctl_fionbio(keeper, false)?;
     rustix::net::shutdown(keeper, rustix::net::Shutdown::Write)?;
@@ -148,14 +148,14 @@ async fn try_open(place: &Place) -> Result<LocalRuntime, atoll_model::Error> {
     LocalRuntime::open(config).await
 }
 
-/// What nothing may change.
+/// Process ids that must not change.
 fn pids(runtime: &LocalRuntime) -> Vec<i32> {
     let all = runtime.list().into_iter();
     all.map(|info| runtime.host_pid(&info.id).unwrap())
         .collect()
 }
 
-/// How many keepers there are of an instance.
+/// Number of keepers of an instance.
 pub fn keepers(tag: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let of = |entry: std::fs::DirEntry| {

@@ -19,7 +19,7 @@ fn size(cpus: u32, memory: u64, pids: u32) -> Limits {
     }
 }
 
-/// Checks that a sandbox has this size and says so: by its description, outside, and inside.
+/// Checks the limits of a sandbox: in its description, outside in its cgroup, and inside.
 async fn check(runtime: &LocalRuntime, id: &SandboxId, limits: Limits) {
     assert_eq!(runtime.get(id).unwrap().limits, limits);
     let (memory, pids) = (limits.memory.0, limits.pids);
@@ -61,7 +61,7 @@ async fn check(runtime: &LocalRuntime, id: &SandboxId, limits: Limits) {
     }
 }
 
-/// What the kernel keeps, as the host sees it.
+/// Value of a cgroup file on the host.
 fn kept(runtime: &LocalRuntime, id: &SandboxId, controller: &str, v1: &str, v2: &str) -> String {
     let cgroups = &runtime.facts().cgroups;
     let (mount, file) = match cgroups.v1.get(controller) {

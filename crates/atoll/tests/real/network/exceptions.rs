@@ -7,7 +7,7 @@ use super::{
 };
 use crate::world::{KINDS, Kind, World};
 
-/// One service on one port, and a network that has an address of the host.
+/// A single port of one address, a network, and a network that contains an address of the host.
 const OPEN: [&str; 3] = ["10.0.0.1:80", "192.168.0.0/16", "203.0.113.0/24"];
 
 /// A runtime with [`OPEN`] as the operator's open addresses.

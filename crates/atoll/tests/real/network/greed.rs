@@ -15,7 +15,7 @@ use crate::world::{Kind, World, probe_spec, said};
 const CONNECTIONS: u32 = 64;
 const PIDS: u32 = 64;
 const USERS: [&str; 2] = ["root", "user"];
-/// What is taken, by what it is refused in the end, and how many there are at most.
+/// Resource, the error at its limit, and the limit.
 const KINDS: [(&str, &str, usize); 3] = [
     // Default of `fs.inotify.max_user_instances`.
     ("inotify", "EMFILE", 128),
@@ -23,7 +23,7 @@ const KINDS: [(&str, &str, usize); 3] = [
     ("processes", "EAGAIN", PIDS as usize),
 ];
 
-/// Starts a program that takes and holds; what it says when it has all it gets.
+/// Starts a program that allocates a resource and holds it. Returns its output at the limit.
 async fn take(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> (StartedExec, String) {
     let exec = world.runtime.exec(id, probe_spec(words).user(user)).await;
     let mut exec = exec.unwrap();
@@ -37,7 +37,7 @@ async fn take(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> (Sta
     (exec, text)
 }
 
-/// How many of everything one box gets, all of which it holds.
+/// Allocates every resource up to its limit in one sandbox, and holds all of them.
 async fn everything(world: &World, id: &SandboxId, user: &str) -> Vec<StartedExec> {
     let words = ["exhaust", "1.1.1.1:80", "500"];
     let (exec, text) = take(world, id, user, &words).await;

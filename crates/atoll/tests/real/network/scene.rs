@@ -21,7 +21,7 @@ use atoll_worker::network::{self, Resolvers};
 pub const HOST: &str = "203.0.113.2";
 /// Addresses of the internet that a sandbox may reach.
 pub const PUBLIC: [&str; 2] = ["1.1.1.1", "9.9.9.9"];
-/// Those it may not.
+/// Addresses that sandboxes must not reach.
 pub const PRIVATE: [&str; 6] = [
     "10.0.0.1",
     "100.64.0.1",
@@ -49,7 +49,8 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Runs a test on a host of its own. Every thread of the runtime is there, and every process it starts.
+    /// Runs a test on a simulated host. All threads of the async runtime and all child processes run in its
+    /// namespace.
     pub fn with<F: Future<Output = ()>>(test: impl FnOnce(Self) -> F + Send) {
         let host = netns::create().unwrap();
         netns::within(host.as_fd(), || {
@@ -108,7 +109,7 @@ impl Scene {
         Self { internet }
     }
 
-    /// How runtimes here set their networks up.
+    /// Network configuration for runtimes on this host.
     pub fn network() -> network::Config {
         network::Config {
             resolvers: Resolvers::Fixed(vec!["9.9.9.9:53".parse().unwrap()]),
@@ -132,7 +133,7 @@ impl Scene {
     }
 }
 
-/// The connection that comes next.
+/// Waits for the next connection.
 pub fn accept(from: &Receiver<TcpStream>) -> TcpStream {
     from.recv_timeout(Duration::from_secs(20)).unwrap()
 }

@@ -20,7 +20,7 @@ const BUNDLES: [&str; 3] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// What a command of this machine prints; it must succeed.
+/// Output of a command on this machine, which must succeed.
 fn host(line: &str) -> String {
     let output = run(Command::new("sh").args(["-c", line]));
     let said = String::from_utf8_lossy(&output.stderr);

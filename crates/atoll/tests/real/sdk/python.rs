@@ -11,7 +11,7 @@ use crate::world::{World, binary, data};
 /// Time limit of each test: shorter than the runner's, so that a hanging test reports where.
 const DEADLINE: Duration = Duration::from_secs(280);
 
-/// Where `deploy/setup test` put packages of Python.
+/// Path where `deploy/setup test` installs Python packages.
 pub fn tools(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());

@@ -19,7 +19,7 @@ pub struct Package {
 }
 
 impl Package {
-    /// Compiles it with its tests, with these words for the compiler; anything that it says is a failure.
+    /// Compiles it with its tests and these compiler flags; any compiler output is a failure.
     fn build(words: &[&str]) -> Self {
         Self::build_with(words, ("tests/nothing.ts", "export {};\n"))
     }
@@ -102,14 +102,14 @@ fn run(command: &mut Command) {
     );
 }
 
-/// Where what tests need is installed, below the user's cache.
+/// Directory of the test dependencies, below the user's cache.
 fn cache() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
     cache.map_or_else(home, PathBuf::from).join("atoll")
 }
 
-/// Where what it is built with is.
+/// Path of the installed build tools.
 fn installed() -> PathBuf {
     let place = cache().join("sdk-typescript");
     let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdks/typescript/package.json");
@@ -121,15 +121,15 @@ fn installed() -> PathBuf {
     place
 }
 
-/// Types are checked once; the others need only what comes out.
+/// Types are checked once; other builds need only the output.
 const UNCHECKED: &[&str] = &["--noCheck"];
 
-/// Which Node it is used with.
+/// Node release that runs the tests.
 #[derive(Clone, Copy, PartialEq)]
 enum Node {
     /// The system's, with the package `ws`.
     Usual,
-    /// One that has WebSockets of its own, and no package at all.
+    /// A release with built-in WebSockets, without any package.
     Alone,
 }
 

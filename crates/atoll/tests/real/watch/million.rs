@@ -23,7 +23,7 @@ const FILES: usize = 99;
 const ENTRIES: usize = COPIES * (1 + DIRECTORIES + 100 * FILES);
 /// The top of all, the copies and what is in them.
 const WATCHES: usize = 1 + COPIES * (1 + DIRECTORIES);
-/// What the kernel lets the sandbox watch here: one and a half trees.
+/// Kernel limit of watches in the sandbox: one and a half trees.
 const MOST: usize = WATCHES * 3 / 2;
 
 /// The mounted tree.
@@ -90,7 +90,7 @@ impl Drop for Tree {
     }
 }
 
-/// How many inotify watches the processes of a sandbox have.
+/// Number of inotify watches of a sandbox's processes.
 fn watched(world: &World, id: &SandboxId) -> usize {
     let pid = world.runtime.host_pid(id).unwrap();
     let below = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();

@@ -40,7 +40,7 @@ fn wait_until_empty(world: &World, id: &SandboxId) {
     });
 }
 
-/// How far forks and threads came: what ended them, and how many there were.
+/// Runs forks and threads. Returns the error that stopped each, and the number reached.
 async fn bomb(world: &World, id: &SandboxId, user: &str, most: &str) -> Vec<(String, u32)> {
     let found = attack(world, id, user, "/", &["c01-forkbomb", most]).await;
     let count = |what| {

@@ -12,10 +12,10 @@ use crate::world::{Kind, World, probe_spec, said};
 
 const LIMIT: u64 = 64 << 20;
 const MOST: &str = "268435456";
-/// What the kernel takes back is slow to come by: twice the limit.
+/// Reclaimable memory is slow to allocate: twice the limit is enough.
 const MOST_CACHE: &str = "134217728";
 
-/// How a hog ends.
+/// Expected end of an allocating process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// The kernel kills it.
@@ -55,7 +55,7 @@ async fn hog(world: &World, id: &SandboxId, user: &str, kind: &str, path: &str) 
     world.exec(id, spec).await
 }
 
-/// What the hog said of itself, if it came so far.
+/// The last amount that the process printed, if any.
 fn last(finished: &ExecResult, kind: &str) -> Option<Attempt> {
     attempts(&String::from_utf8_lossy(&finished.stdout))
         .into_iter()

@@ -14,10 +14,10 @@ use crate::world::{DEADLINE, Kind, World, probe_spec};
 
 /// Number of swaps for each caller and operation: 120,000 in all.
 const SWAPS: u64 = 20_000;
-/// How often it is done at least meanwhile.
+/// Minimum number of calls during the swaps.
 const TRIES: u32 = 150;
 
-/// What one caller does again and again.
+/// Operation that a caller repeats.
 #[derive(Debug, Clone, Copy)]
 enum Work {
     Read,

@@ -53,9 +53,9 @@ impl Book {
 /// A sandbox, or a create in progress.
 #[derive(Debug, Default)]
 struct Known {
-    /// How it is, with its PID 1.
+    /// Its state, with its PID 1.
     is: Option<(SandboxState, i32)>,
-    /// What it was to become.
+    /// The state that a pending operation leads to.
     trying: Option<String>,
     /// Commands that run in it, with their pids inside.
     execs: Vec<(ExecId, i32)>,
@@ -65,7 +65,7 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Told {
     all: BTreeMap<String, Known>,
-    /// How many creates took one that was there already.
+    /// Number of creates that claimed a warm sandbox.
     pub(super) warm: usize,
 }
 
@@ -100,7 +100,7 @@ impl Told {
         self.all.keys().map(String::as_str)
     }
 
-    /// What was begun and not done.
+    /// Operations that were started and not completed.
     pub(super) fn cut_off(&self) -> impl Iterator<Item = String> {
         let all = self.all.values();
         all.filter_map(|known| known.trying.clone())
