@@ -215,7 +215,9 @@ async fn every_request_is_a_line_and_no_secret_is_in_the_log() {
     assert!(line["ms"].as_f64().unwrap() > 0.0);
     assert!(line["span"]["org"].as_str().unwrap().starts_with("org_"));
     assert!(line["span"]["key"].as_str().unwrap().starts_with("key_"));
-    let answered = lines.iter().filter(|line| line["message"] == "request finished");
+    let answered = lines
+        .iter()
+        .filter(|line| line["message"] == "request finished");
     assert_eq!(answered.clone().count(), 10, "{log}");
     assert!(
         answered
