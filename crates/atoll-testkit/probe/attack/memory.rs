@@ -190,7 +190,7 @@ fn go_on_in_child(
     most: u64,
     make: fn() -> Result<(OwnedFd, OwnedFd), Errno>,
 ) -> Result<(), Errno> {
-    // A child inherits the descriptors and must let go of its copies; ours hold the buffers.
+    // A child inherits the descriptors and must close its copies; the parent's keep the buffers alive.
     let Some(child) = sys::fork()? else {
         let _ = call(nr::CLOSE_RANGE, &[3, 0xffff_ffff, 0]);
         let code = match buffers(taken, most, make) {

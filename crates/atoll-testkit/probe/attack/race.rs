@@ -38,7 +38,7 @@ fn race(args: &Args) -> Outcome {
                 nr::RENAMEAT2,
                 &[HERE, text(&real), HERE, text(&link), RENAME_EXCHANGE],
             );
-            // What is raced against may remove either name: put it back and go on.
+            // The operation under test may remove either name: restore it and continue.
             if answer.is_ok() {
                 swaps += 1;
             } else {

@@ -100,7 +100,7 @@ fn one(what: &str, shared: &Shared, input: i32, make: impl FnOnce() -> i64) {
         (answer, _) => {
             let answer = sys::answer(answer);
             if let (Ok(queue), "x64:68") = (answer, what) {
-                // msgget(0) makes a queue that would stay.
+                // msgget(0) creates a queue that would persist.
                 let _ = sys::call(nr::MSGCTL, &[queue, 0, 0]);
             }
             out::attempt(what, answer);

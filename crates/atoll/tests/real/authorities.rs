@@ -124,7 +124,7 @@ async fn every_sandbox_trusts_the_operators_authorities() {
         let said = shell(&runtime, &own, "sudo sh -c 'echo $SSL_CERT_FILE'").await;
         assert_eq!(said, format!("{SYSTEM}\n"));
     }
-    // What a sandbox changes in its bundle is its own, and the system's tool keeps the authority.
+    // A sandbox's changes to its bundle affect no other, and the system's tool keeps the authority.
     if Path::new("/usr/sbin/update-ca-certificates").exists() {
         shell(&runtime, &own, "sudo update-ca-certificates --fresh >&2").await;
         trusted(&runtime, &own, &authority).await;

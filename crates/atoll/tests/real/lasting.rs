@@ -71,7 +71,7 @@ impl Place {
         runtime.close().await.unwrap();
         let facts = atoll_jail::facts::Facts::read();
         let scope = Scope::Below(&self.data());
-        // Its keeper is on its way out.
+        // Its keeper is exiting.
         wait_for("the instance to be dead", DEADLINE, || {
             collect(scope, &facts).unwrap().instances.contains(&tag)
         });
@@ -119,7 +119,7 @@ fn children(parent: i32) -> BTreeSet<i32> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let after = stat.rsplit_once(") ")?.1;
         let mut words = after.split(' ');
-        // One that has ended is the keeper's to reap.
+        // A zombie is reaped by the keeper.
         let lives = words.next()? != "Z";
         let found: i32 = words.next()?.parse().ok()?;
         (lives && found == parent).then_some(pid)

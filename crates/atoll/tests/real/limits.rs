@@ -299,7 +299,7 @@ async fn a_size_out_of_range_is_named_and_nothing_is_made() {
         assert_eq!(error.details["field"], field);
         assert!(error.remedy.unwrap().contains(field));
     }
-    // What of the disk can be kept is another storage's.
+    // Disk limits depend on the storage.
     let disk = Limits::default().disk;
     for limits in [
         Limits { disk, ..least },
@@ -414,7 +414,7 @@ async fn a_mount_that_cannot_be_is_named() {
         assert_eq!(error.code, Code::InvalidRequest, "{target}");
         assert!(error.message.contains(target), "{error:?}");
     }
-    // What the template has in its way.
+    // A path that exists in the template.
     let error = refused(&world, mount(scratch.path(), "/probe")).await;
     assert!(error.message.contains("/probe"), "{error:?}");
     world.close().await;

@@ -68,7 +68,7 @@ impl Program {
             .env("ATOLL_URL", format!("http://{}", server.address()))
             .env("LINE", format!("http://{line}"))
             .env("ATOLL_API_KEY", server.client().key.unwrap())
-            // Another way to it, which stays the same when it is started again.
+            // The operator's socket, whose path is the same after a restart.
             .env("ATOLL_DATA_DIR", server.data())
             .env("XDG_CONFIG_HOME", scratch.path())
             .current_dir(scratch.path())

@@ -295,7 +295,7 @@ fn a_stopped_sandbox_has_no_link_and_a_started_one_has_another() {
             world.runtime.delete(&id).await.unwrap();
             wait_for("the link to go", DEADLINE, || links().is_empty());
         }
-        // Paused and resumed it goes on with what it has.
+        // A policy that is set while the sandbox is paused applies after the resume.
         let id = world.sandbox_spec(Kind::Static, internet).await;
         world.runtime.pause(&id).await.unwrap();
         let deny = policy(&[], &["9.9.9.9"], PolicyAction::Allow);
@@ -345,7 +345,7 @@ fn a_host_that_drops_what_is_forwarded_is_found_out() {
             proof
         };
         prove().await.unwrap();
-        // What Docker does.
+        // Tables as Docker creates them.
         sh("nft add table ip other");
         let chain = "type filter hook forward priority 0; policy drop;";
         sh(&format!("nft add chain ip other forward '{{ {chain} }}'"));

@@ -118,7 +118,7 @@ impl Work<'_> {
         let write = format!("seq {LINES} > /var/tmp/{file} && sync /var/tmp/{file}");
         self.client.line(durable, &write).await;
         self.now(Promise::Synced(durable.clone(), file));
-        // One that is stopped, begun again, and stopped with more.
+        // A sandbox that is stopped, started again, and stopped with more files.
         let envs = json!({ "SECRET": "sesame" });
         let id = self
             .client

@@ -197,7 +197,7 @@ async fn impatient() -> World {
     World::open_as(|config| config.response_timeout = PATIENCE).await
 }
 
-/// Stops and deletes it as any other sandbox.
+/// Stops, starts and deletes the sandbox without a timeout.
 async fn end(world: &World, id: &SandboxId) {
     let runtime = &world.runtime;
     in_time("stop", runtime.stop(id)).await;
@@ -266,7 +266,7 @@ async fn every_call_comes_back_from_a_paused_sandbox() {
         long = Some(open.long.clone());
         asked.extend(calls(runtime, &id, user, open));
     }
-    // What is under way while it falls silent.
+    // Operations in progress when it stops responding.
     let root = RunAs::root();
     let fast = std::fs::File::open("/dev/zero").unwrap();
     let options = WriteOptions::default();
@@ -312,7 +312,7 @@ async fn every_call_comes_back_from_a_paused_sandbox() {
     assert_eq!(refused.expect("it hangs").code, Code::SandboxPaused);
     in_time("resume", runtime.resume(&id)).await;
     said(&world.probe(&id, "user", &["true"]).await);
-    // What was not sent to its end is not there.
+    // An incomplete upload leaves no file.
     let found = runtime.stat(&id, &root, b"/big", true).await;
     assert_eq!(found.unwrap_err().code, Code::FileNotFound);
     in_time("pause", runtime.pause(&id)).await;

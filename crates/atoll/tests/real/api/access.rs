@@ -204,7 +204,7 @@ async fn every_route_refuses_whoever_may_not() {
     ];
     for (method, path, needs) in ROUTES {
         let path = path.replace("PTY", "pty_aaaaabbbbbcccccddddd");
-        // What is another org's is as if it had never been.
+        // A resource of another org gives the same response as an unknown id.
         let never = path.replace("ID", "iaaaaabbbbbcccccddddd");
         let path = path.replace("ID", &id).replace("EXEC", &exec);
         if path.contains(&id) && *needs != Needs::Signature {

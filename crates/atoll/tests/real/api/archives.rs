@@ -160,7 +160,7 @@ async fn d07_an_archive_stays_in_its_directory() {
         ("null", Char, ""),
         ("disk", Block, ""),
         ("pipe", Fifo, ""),
-        // And what is fine.
+        // Valid entries.
         ("in", Symlink, "deep"),
         ("deep/", Directory, ""),
         ("in/fine", Regular, ""),

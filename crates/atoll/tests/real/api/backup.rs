@@ -91,7 +91,7 @@ async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {
         (&info["state"], &info["error"]),
         (&json!("failed"), &json!("its files are gone"))
     );
-    // It can only be looked at and deleted, and says so.
+    // It can only be read and deleted; other calls fail with an error that explains it.
     for verb in ["start", "stop", "pause", "resume", "restart"] {
         let path = format!("/sandboxes/kept/{verb}");
         let refused = client.post(&path, &json!({})).await;

@@ -188,7 +188,7 @@ fn without_netlink() -> Vec<u8> {
     const LOAD: u16 = 0x20;
     const EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
-    // Code, where to go on if it is so and if not, and a number.
+    // BPF instructions: code, jump if true, jump if false, operand.
     let instructions: [(u16, u8, u8, u32); 6] = [
         (LOAD, 0, 0, 0),
         (EQUAL, 0, 3, SOCKET),

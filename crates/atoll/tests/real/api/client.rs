@@ -238,7 +238,7 @@ impl Drop for Server {
                 "the server's log:\n{}",
                 excerpt(&self.log())
             );
-            // Its sandboxes would outlive the test, with all they do.
+            // Its sandboxes would outlive the test.
             let tag = std::fs::read_to_string(self.data().join("tag")).unwrap_or_default();
             if let Some(keeper) = keeper(&tag).and_then(rustix::process::Pid::from_raw) {
                 let _ = rustix::process::kill_process(keeper, rustix::process::Signal::KILL);

@@ -13,7 +13,7 @@ use crate::world::{DEADLINE, World, private};
 /// Sends bytes and returns everything received until the server closes the connection.
 async fn say(server: &Server, words: &[u8]) -> String {
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
-    // It may end the connection before all was said.
+    // The server may close the connection before everything is sent.
     let _ = stream.write_all(words).await;
     rest(&mut stream).await
 }
@@ -255,7 +255,7 @@ async fn input_that_is_typed_may_be_silent_and_a_message_may_not() {
     stream.write_all(head_of_stream.as_bytes()).await.unwrap();
     let start = json!({ "start": { "process": { "tag": "typed" } } });
     stream.write_all(&chunk(start)).await.unwrap();
-    // Meanwhile one that is not typed is given up.
+    // Meanwhile an incomplete request times out.
     let half = head("SendInput", "content-length: 9\r\n");
     let answer = say(&server, half.as_bytes()).await;
     assert!(
@@ -305,7 +305,7 @@ async fn heads_that_are_too_large_are_refused() {
         ("no HTTP", "\u{16}\u{3}\u{1}\u{2}\0\r\n\r\n".into(), "400"),
     ];
     for (what, words, expected) in cases {
-        // What comes behind it is not a request of its own.
+        // Bytes behind it are not parsed as a second request.
         let answer = say(&server, format!("{words}{next}").as_bytes()).await;
         let status = answer.strip_prefix("HTTP/1.1 ");
         let status = status.or_else(|| answer.strip_prefix("HTTP/1.0 "));
@@ -399,7 +399,7 @@ async fn who_takes_nothing_of_what_is_sent_is_let_go() {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
         let asked = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
         stream.write_all(asked.as_bytes()).await.unwrap();
-        // It reads nothing, and asks whether the server still has it: what the kernel knows of the other end.
+        // The client reads nothing, and checks the TCP state of the server's end.
         let gone = async {
             while !dropped(&stream) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -481,7 +481,7 @@ async fn visitors_of_ports_leave_descriptors_to_operator_and_sandboxes_heavy() {
         stream.write_all(asked.as_bytes()).await.unwrap();
         visitors.push(stream);
     }
-    // The last ones are refused, which the server has done when one of them hears it.
+    // The last ones are refused; the server is done with them when one gets its response.
     let refused = rest_of_head(visitors.last_mut().unwrap()).await;
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
     let asked = async {

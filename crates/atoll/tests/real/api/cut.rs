@@ -112,7 +112,7 @@ async fn input_is_taken_once_however_often_it_is_sent() {
         let part = input.slice(taken..input.len().min(taken + 20_000));
         let end = taken + part.len();
         let sent = format!("{path}/stdin?offset={taken}");
-        // An answer that got lost may mean anything: it is said again.
+        // After a lost response the outcome is unknown: the request is repeated.
         if let Ok(answer) = client.try_send("POST", &sent, &[], part).await {
             assert_eq!(answer.status, 200, "{answer:?}");
             taken = answer.json()["taken"].as_u64().unwrap() as usize;

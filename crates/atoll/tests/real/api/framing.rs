@@ -167,7 +167,7 @@ async fn malformed_heads_are_refused_over_tcp_and_the_operators_socket() {
     // The listener for metrics, which has no route for health.
     let metrics = async || TcpStream::connect(server.metrics_address()).await.unwrap();
     refuses_all(metrics, "Host: localhost\r\n", "404").await;
-    // Other requests go on.
+    // Other requests continue to work.
     assert_eq!(client.line(&id, "echo works").await, "works\n");
     server.close().await;
 }

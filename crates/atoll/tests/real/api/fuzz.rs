@@ -21,7 +21,7 @@ fn schemathesis() -> PathBuf {
 async fn answers_are_as_described_whatever_is_asked() {
     let server = Server::start().await;
     let admin = server.client();
-    // What most requests are about; their ids and aliases are in the settings.
+    // Resources that most requests refer to; their ids and aliases are in the settings.
     let sandbox = admin
         .sandbox(&json!({ "alias": "fuzzed", "timeout": 0 }))
         .await;
@@ -45,7 +45,7 @@ async fn answers_are_as_described_whatever_is_asked() {
     std::fs::write(&file, settings).unwrap();
 
     let mut asked = Command::new(schemathesis());
-    // What it remembers goes with the server.
+    // Its cache is removed with the server's directory.
     asked.current_dir(server.data());
     asked.arg("--config-file").arg(&file);
     let seed = std::env::var("ATOLL_FUZZ_SEED").unwrap_or_else(|_| "4".to_owned());

@@ -270,7 +270,7 @@ async fn work(client: Client, steady: String, session: String, worker: usize, to
             return;
         };
         note(other, &answer.json()["execID"], code);
-        // One that runs until it is killed with its sandbox.
+        // A command that runs until it is killed with its sandbox.
         let runs = json!({ "cmd": "sleep 600", "background": true });
         let Some(answer) = client.attempt("POST", &commands, runs.to_string()).await else {
             return;

@@ -70,7 +70,7 @@ async fn an_answer_that_nobody_takes_is_given_up_alone() {
         .await
         .unwrap();
     let mut asked = Vec::new();
-    // One has none, and another hardly any.
+    // One stream has no flow-control window, and another a very small one.
     for number in [1, 3] {
         frame(&mut asked, HEADERS, WHOLE, number, &get("/openapi.json"));
     }
@@ -145,7 +145,7 @@ async fn c09_streams_that_are_reset_at_once_end_their_connection() {
         };
         let heard = async {
             let mut all = Vec::new();
-            // However it ends: the other side may be gone before we have heard its last words.
+            // Ignores errors: the server may close before its last frames are read.
             let _ = reader.read_to_end(&mut all).await;
             all
         };

@@ -156,7 +156,7 @@ async fn a_key_makes_and_revokes_nothing_above_itself() {
         listed.iter().all(|key| key["revokedAt"].is_null()),
         "{listed:?}"
     );
-    // What it makes ends no later than it does.
+    // A key that it creates expires no later than itself.
     let made = user.post("/keys", &json!({ "name": "b" })).await.json();
     assert_eq!(made["expiresAt"], end);
     let later = json!({ "name": "c", "expiresAt": "2099-01-01T00:00:01Z" });
@@ -237,7 +237,7 @@ async fn what_a_revoked_key_follows_ends() {
     let over = async { while let Some(Ok(_)) = events.frame().await {} };
     tokio::time::timeout(DEADLINE, over).await.unwrap();
     assert_eq!(user.get("/sandboxes").await.status, 401);
-    // Those of others go on.
+    // Streams of other keys continue.
     assert_eq!(
         admin.delete(&format!("/sandboxes/{sandbox}")).await.status,
         204
@@ -276,7 +276,7 @@ async fn an_org_is_removed_when_it_has_no_sandboxes() {
     assert_eq!(deleted.status, 204);
 
     assert_eq!(admin.delete(&path).await.status, 204);
-    // Its keys are refused, what they follow ends, and another org may have its name.
+    // Its keys are refused, their streams end, and another org may take its name.
     assert_eq!(team.get("/sandboxes").await.refusal().1, "INVALID_API_KEY");
     let over = async { while let Some(Ok(_)) = events.frame().await {} };
     tokio::time::timeout(DEADLINE, over).await.unwrap();
@@ -294,7 +294,7 @@ async fn an_org_is_removed_when_it_has_no_sandboxes() {
         admin.post("/orgs", &json!({ "name": "team" })).await.status,
         201
     );
-    // The operator's own stays.
+    // The operator's own org remains.
     let orgs = admin.get("/orgs").await.array();
     let main = orgs.iter().find(|org| org["name"] == "main").unwrap();
     let path = format!("/orgs/{}", main["orgID"].as_str().unwrap());

@@ -205,7 +205,7 @@ async fn a_create_said_again_is_the_same_also_after_a_kill() {
     let other = json!({ "timeout": 5 }).to_string();
     let refused = client.send("POST", "/sandboxes", &headers, other).await;
     assert_eq!(refused.refusal().1, "IDEMPOTENCY_MISMATCH");
-    // A create that failed has said nothing.
+    // A failed create stores no idempotent result.
     let headers = [
         ("content-type", "application/json"),
         ("idempotency-key", "two"),
@@ -257,7 +257,7 @@ async fn a_command_said_again_is_run_once_also_after_a_kill() {
     let other = json!({ "cmd": "true" }).to_string();
     let refused = client.send("POST", &path, &headers, other).await;
     assert_eq!(refused.refusal().1, "IDEMPOTENCY_MISMATCH");
-    // A command that did not begin has said nothing.
+    // A command that did not start stores no idempotent result.
     let headers = [
         ("content-type", "application/json"),
         ("idempotency-key", "two"),

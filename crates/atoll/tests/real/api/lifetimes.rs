@@ -44,7 +44,7 @@ async fn at_the_end_of_its_time_it_goes_stops_or_pauses() {
         becomes(&client, id, after).await;
     }
     assert_eq!(state(&client, &long).await, "running");
-    // A use of the paused one lets it go on, with no time of its own left: for a moment.
+    // Activity resumes the paused sandbox with an expired timeout: for a moment.
     let (paused, _) = &ids[2];
     let resumed = client
         .post(
@@ -143,7 +143,7 @@ async fn a_commands_end_is_a_use() {
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
     let id = client.sandbox(&asked).await;
-    // It ends between two looks at whether something runs.
+    // The command ends between two checks for running commands.
     let begun = json!({ "cmd": "sleep 3", "background": true });
     let begun = client
         .post(&format!("/sandboxes/{id}/commands"), &begun)
@@ -234,7 +234,7 @@ async fn of_many_deletes_one_does_it() {
     told.sort_unstable();
     assert_eq!(told[0], 204, "{told:?}");
     assert!(told[1..].iter().all(|status| *status == 404), "{told:?}");
-    // It is history.
+    // It appears in the history.
     let history = client.get("/sessions").await.array();
     assert_eq!(history[0]["sandboxID"], id);
     assert!(history[0]["deletedAt"].is_string());

@@ -134,7 +134,7 @@ async fn a_ticket_is_good_once() {
     assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 200);
     let told = anybody.get(&format!("{file}{one}")).await.refusal();
     assert_eq!((told.0, told.1.as_str()), (401, "INVALID_TICKET"));
-    // It is for what is got, and not for what changes something.
+    // A ticket is valid for GET requests only.
     let one = ticket(&client).await;
     let path = format!("/sandboxes/{id}/files?path=x&ticket={one}");
     assert_eq!(anybody.send("PUT", &path, &[], "x").await.refusal().0, 401);

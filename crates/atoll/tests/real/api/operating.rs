@@ -165,7 +165,7 @@ async fn records_that_cannot_be_read_are_left_as_they_are_and_so_is_all_else() {
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(told.contains("database"), "{told}");
     assert!(std::fs::read(&records).unwrap() == broken);
-    // With its records it is all there, and goes on.
+    // With its records everything is available, and continues.
     std::fs::write(&records, &good).unwrap();
     server.kill_and_start();
     let client = server.client();
@@ -179,7 +179,7 @@ async fn records_that_cannot_be_read_are_left_as_they_are_and_so_is_all_else() {
 async fn a_first_start_shows_no_key_to_who_is_no_terminal_and_warns_off_loopback() {
     let server = Server::start().await;
     let secret = server.client().key.unwrap();
-    // What the tests' own servers say goes to a pipe and to a file.
+    // The log of test servers goes to a pipe and to a file.
     assert!(!server.log().contains(&secret));
     assert!(!server.log().contains("unencrypted"), "{}", server.log());
     server.close().await;
@@ -248,7 +248,7 @@ async fn stopped_sandboxes_are_kept_for_as_long_as_they_say() {
         .await
         .json();
     assert!(started["deleteAt"].is_null());
-    // As it is set now, also for what was stopped before; and nothing happens to what did not change.
+    // The new setting also applies to sandboxes that were stopped before; unchanged sandboxes get no event.
     server.kill_and_start();
     let client = server.client();
     let last = |events: Vec<serde_json::Value>| events.last().unwrap()["type"].clone();
@@ -306,7 +306,7 @@ async fn what_is_the_hosts_is_not_given_away() {
             let told = refused.headers.get("retry-after");
             assert_eq!(told.map(|told| told.to_str().unwrap()), wait);
         }
-        // Nothing is left of what was refused, and what is there goes on.
+        // Refused requests leave nothing behind, and existing sandboxes continue.
         assert_eq!(client.get("/sandboxes").await.array().len(), 2);
         let path = format!("/sandboxes/{stopped}");
         assert_eq!(client.get(&path).await.json()["state"], "stopped");
@@ -381,7 +381,7 @@ async fn however_many_ask_at_once_a_sandbox_has_twenty_terminals() {
     assert_eq!(made, 20);
     let all = client.get(&path).await.array();
     assert_eq!(all.len(), 20);
-    // A place that is given up can be had.
+    // A freed place can be taken.
     let first = format!("{path}/{}", all[0]["ptyID"].as_str().unwrap());
     assert_eq!(client.delete(&first).await.status, 204);
     assert_eq!(client.post(&path, &json!({})).await.status, 201);

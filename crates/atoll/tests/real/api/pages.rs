@@ -42,7 +42,7 @@ async fn commands_are_listed_in_parts_without_gap_or_repetition() {
         let found = all(&client, &path, limit).await;
         assert_eq!(names(&found, "execID"), ran, "in parts of {limit}");
     }
-    // Nothing that is said is a hundred; and what begins meanwhile moves nothing.
+    // The default limit is 100; and new entries do not shift the pages.
     let first = client.get(&path).await;
     let cursor = first.headers["x-next-cursor"].to_str().unwrap().to_owned();
     let later = run().await;

@@ -116,7 +116,7 @@ async fn d01_d03_paths_lead_nowhere_but_into_the_sandbox() {
             assert!(!text.contains("the host's"), "{asked}: {text}");
             assert!(status < 500, "{asked}: {status} {text}");
         }
-        // What a write made inside is gone for the next.
+        // Removes the files of this round for the next.
         let clear = json!({ "cmd": "rm -rf copied moved w", "cwd": "/home/user", "user": "root" });
         let commands = format!("/sandboxes/{id}/commands");
         let cleared = client.post(&commands, &clear).await;

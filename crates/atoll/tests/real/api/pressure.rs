@@ -83,7 +83,7 @@ async fn c07_commands_with_long_arguments_cost_so_much_memory_and_no_more_heavy(
     }
     let grown = memory(&server).saturating_sub(before);
     assert!(grown < 192, "{grown} MiB more");
-    // Those that run are not forgotten: there are only so many.
+    // Records of running commands are kept: their number is limited.
     let mut runs = json!({ "cmd": "sleep", "args": ["600"], "background": true });
     runs["envs"] = (0..9)
         .map(|number| (format!("V{number}"), json!("x".repeat(100_000))))
@@ -233,7 +233,7 @@ async fn g04_a_full_disk_fails_writes_by_name_and_is_survived() {
     client.line(&id, "echo here > ~/f").await;
     let filler = disk.path().join("filler");
     fill(&filler);
-    // A file that does not fit leaves nothing behind, and what was there stays.
+    // A file that does not fit leaves nothing behind, and existing files remain.
     let list = format!("/sandboxes/{id}/files/list?path=.");
     let before = client.get(&list).await.array();
     let path = format!("/sandboxes/{id}/files?path=f");
@@ -307,7 +307,7 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     let body = json!({ "cmd": "echo hello" }).to_string();
     let path = format!("{path}/commands");
     let mut asked = tokio::spawn(async move { known.ask("POST", &path, body).await });
-    // One that got those it needs to begin, as others gave some back, has its output wait until there are more.
+    // A command that started with descriptors freed by others delays its output until more are free.
     let early = tokio::time::timeout(Duration::from_secs(5), &mut asked).await;
     // A connection that cannot be accepted, so that the log says so.
     let waiting = TcpStream::connect(&client.address).await.unwrap();
@@ -327,7 +327,7 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     );
     let working = async { while client.attempt("GET", "/sandboxes", "").await.is_none() {} };
     tokio::time::timeout(DEADLINE, working).await.unwrap();
-    // The log says so now and then, not at every attempt, and that it is over.
+    // The log reports it periodically, not at every attempt, and also reports its end.
     let over = async {
         while logged("accepting connections again") == 0 {
             client.attempt("GET", "/sandboxes", "").await;

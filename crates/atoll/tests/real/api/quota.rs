@@ -43,7 +43,7 @@ async fn two_hundred_at_once_get_ten_and_places_come_back() {
         assert_eq!(client.delete(&path).await.status, 204);
     }
     assert_eq!(rush(&client, 40).await, 4);
-    // One that has stopped gives its place away, and gets none back while all are taken.
+    // A stopped sandbox frees its place, and cannot start while all are taken.
     let all = client.get("/sandboxes").await.array();
     let path = format!("/sandboxes/{}", all[0]["sandboxID"].as_str().unwrap());
     client.post(&format!("{path}/stop"), &json!({})).await;

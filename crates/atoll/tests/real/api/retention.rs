@@ -168,7 +168,7 @@ async fn history_goes_when_it_is_old_and_never_what_runs() {
     let other = json!({ "timeout": 0, "memoryMB": 256 });
     assert_eq!(said(&client, "first", &other).await, 201);
     assert_eq!(said(&client, "second", &other).await, 409);
-    // What the sandbox's own journal has is not carried again.
+    // Entries that were copied from the sandbox's journal are not copied again.
     server.kill_and_start();
     let client = server.client();
     assert_eq!(lines(&client, &living).await, ["echo young", "sleep 6000"]);

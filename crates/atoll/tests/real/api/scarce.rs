@@ -33,7 +33,7 @@ async fn g04_with_few_descriptors_everything_is_done_or_told_heavy() {
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     client.line(&id, "echo text > file").await;
     let mut known = client.connect().await.unwrap();
-    // It is let in, which takes some.
+    // The connection is accepted before the limit applies.
     known.ask("GET", "/sandboxes", "").await.unwrap();
     let line = json!({ "cmd": "echo hello" }).to_string();
     let fed = json!({ "cmd": "cat", "stdin": "x" }).to_string();
@@ -59,7 +59,7 @@ async fn g04_with_few_descriptors_everything_is_done_or_told_heavy() {
             spare(&server, Some(left));
             let asked = known.ask(method, &path, body.to_owned());
             let answer = tokio::time::timeout(DEADLINE, asked).await;
-            // What goes on behind an answer lacks them too.
+            // Background work after a response lacks descriptors too.
             let other = known.ask("GET", &here, "").await.unwrap();
             spare(&server, None);
             let answer = answer.unwrap().unwrap();

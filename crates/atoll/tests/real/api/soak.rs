@@ -37,14 +37,14 @@ fn length() -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heavy_nothing_grows_through_lives_and_kills() {
     let mut server = Server::start().await;
-    // As at the start, so that what is kept for good is there before it is counted.
+    // Warm-up: permanent allocations exist before the count.
     live(&mut server, length() / 4, 0).await;
     let before = settled(&server).await;
     let keeper = Grown::of(keeper(&tag(&server)).expect("a keeper"));
     let lives = live(&mut server, length() * 3 / 4, 1).await;
     let after = settled(&server).await;
     assert_eq!(before, after, "after {lives} lives");
-    // How many streams and children are just being made differs by a few.
+    // The numbers of open streams and child processes vary a little.
     keeper.at_most(4 << 10, 64, lives);
     server.close().await;
 }
@@ -52,7 +52,7 @@ async fn heavy_nothing_grows_through_lives_and_kills() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn heavy_the_server_itself_does_not_grow() {
     let server = Server::start().await;
-    // What it keeps for good is there before it is measured: threads, what it has read, the pages of its store.
+    // Warm-up: permanent allocations exist before the measurement: threads, caches, pages of the database.
     let lives = calm(&server, length() / 8, 0).await;
     let before = settled(&server).await;
     let itself = Grown::of(server.pid().as_raw_nonzero().get());
@@ -176,7 +176,7 @@ async fn settled(server: &Server) -> Stock {
             assert!(gone == 204 || gone == 404, "{gone}");
         }
     }
-    // What is done behind the callers' backs takes its time.
+    // Background work takes some time.
     let begin = Instant::now();
     let mut last = None;
     loop {

@@ -123,7 +123,7 @@ async fn the_end_of_a_terminal_is_read_by_who_still_types() {
             send(socket, first.as_bytes()).await;
             for _ in 0..100 {
                 let keys = Message::Binary(vec![b'x'; 1000].into());
-                // It may have heard our answer to the end by now.
+                // The server may have completed the close handshake already.
                 let _ = socket.send(keys).await;
             }
             assert_eq!(closed(socket).await, code);
@@ -206,7 +206,7 @@ async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
     }
     let nowhere = open(&client, "/nowhere").await;
     assert_eq!(closed(&mut { nowhere }).await, 4001);
-    // A stopped sandbox says so.
+    // A stopped sandbox has its own close code.
     client
         .post(&format!("/sandboxes/{id}/stop"), &json!({}))
         .await;

@@ -58,7 +58,7 @@ async fn one_that_is_being_stopped_says_so_and_a_start_waits_for_it() {
         assert_eq!(start.await.unwrap(), 200);
     }
     assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
-    // One of them did it.
+    // Exactly one of them took effect.
     assert_eq!(
         events(&client, &id).await,
         ["created", "running", "stopping", "stopped", "running"]
@@ -280,7 +280,7 @@ async fn a_server_killed_in_a_start_gives_it_a_whole_life() {
     let mut server = Server::start_with(&["--stopped-retention", "1h"]).await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 600 })).await;
-    // As it is when the place was taken, the sandbox runs, and the row does not say so yet.
+    // State of a start that took its quota place and runs, before the row is updated.
     server.end();
     server
         .sql("UPDATE sandboxes SET state = 'creating', started_at = 5, stopped_at = 6, end_at = 7");

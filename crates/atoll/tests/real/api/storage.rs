@@ -154,7 +154,7 @@ async fn a_server_without_the_setting_uses_plain_directories_and_warns_once() {
         text.contains("advisory") && text.contains("storage plain"),
         "{check}"
     );
-    // As one of an earlier version, which wrote nothing down.
+    // As a data directory of an earlier version, without a record of its storage.
     client.line("web", "echo here > ~/f").await;
     server.kill();
     std::fs::remove_file(server.data().join("storage.kind")).unwrap();

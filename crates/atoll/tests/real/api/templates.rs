@@ -95,7 +95,7 @@ async fn a_template_is_made_used_and_removed() {
         "CONFLICT"
     );
 
-    // What is no archive, or not all of one, leaves nothing.
+    // An invalid or truncated archive leaves nothing behind.
     for body in [archive[..archive.len() / 2].to_vec(), vec![b'x'; 5000]] {
         let refused = client
             .send("POST", "/templates?name=api-broken", &[], body)
@@ -112,7 +112,7 @@ async fn a_template_is_made_used_and_removed() {
         archive.len()
     );
     broken.write_all(head.as_bytes()).await.unwrap();
-    // As much as ends where a header could begin.
+    // A truncation at a header boundary.
     broken.write_all(&archive[..1024]).await.unwrap();
     let pid = server.pid();
     atoll_testkit::wait_for("the upload to begin", DEADLINE, || builds(pid));

@@ -121,7 +121,7 @@ async fn certificates_are_shown_replaced_and_never_lost() {
         assert!(begin.elapsed() < DEADLINE, "the old certificate stays");
     }
     assert!(connect(&server, &first, "h2").await.is_err());
-    // A connection that was there goes on.
+    // An existing connection continues to work.
     let response = sender.send_request(asked("/health")).await.unwrap();
     assert_eq!(response.status().as_u16(), 200);
 
@@ -145,7 +145,7 @@ async fn certificates_are_shown_replaced_and_never_lost() {
         );
     }
     std::fs::write(&key, right).unwrap();
-    // Its own client speaks no TLS.
+    // The test's own client does not support TLS.
     server.end_and_clear();
 }
 

@@ -122,7 +122,7 @@ async fn large_files_one_after_another_on_a_connection_are_each_whole() {
         20_000_000,
     ];
     let files: Vec<_> = (1..).zip(sizes).map(|(n, size)| bytes(n, size)).collect();
-    // Everything at once, so that each request's head stands right behind the body before it; in pieces of all sizes.
+    // Pipelined, so that each request's head directly follows the previous body; in writes of all sizes.
     let mut all = Vec::new();
     for (number, file) in files.iter().enumerate() {
         let (path, length) = (path(number), file.len());
@@ -260,7 +260,7 @@ async fn who_goes_in_the_middle_of_a_file_leaves_the_old_one() {
         stream.write_all(&vec![b'x'; 30_000_000]).await.unwrap();
         drop(stream);
     }
-    // What was begun beside it goes too.
+    // Its temporary files are removed too.
     let mut left = String::new();
     let gone = async {
         loop {

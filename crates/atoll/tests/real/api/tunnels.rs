@@ -151,7 +151,7 @@ async fn a_tunnel_says_why_there_is_none_and_holds_a_sandbox() {
     };
     tokio::time::timeout(DEADLINE, waiting).await.unwrap();
     let mut socket = open(&client, &format!("{path}/7002/tunnel")).await;
-    // One that is idle since then is the clock.
+    // A sandbox that is idle since then serves as the reference.
     let other = client.sandbox(&asked).await;
     becomes(&client, &other, "stopped").await;
     assert_eq!(state(&client, &id).await, "running");

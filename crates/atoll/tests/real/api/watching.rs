@@ -149,7 +149,7 @@ async fn metrics_move_with_what_happens() {
         );
     }
 
-    // The next server says how it goes on with what there is.
+    // The next server logs how it takes over existing sandboxes.
     server.kill_and_start();
     let shown = server.metrics().await;
     let found = value(&shown, "atoll_adopted_sandboxes", &[]);
@@ -305,7 +305,7 @@ async fn what_a_sandbox_uses_is_sampled_and_told_for_a_range() {
             .array()
             .is_empty()
     );
-    // One that does not run tells what was.
+    // A stopped sandbox returns its past samples.
     client
         .post(&format!("/sandboxes/{id}/stop"), &json!({}))
         .await;

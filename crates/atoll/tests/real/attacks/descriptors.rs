@@ -97,7 +97,7 @@ async fn no_number_leads_out(world: World, own: &[&str]) {
             }
         }
     }
-    // That the way is one at all: a directory of the box is entered through a descriptor's path.
+    // Validates the method: a directory of the sandbox is entered through a descriptor's path.
     let spec = ExecSpec::argv(["/probe", "pwd"])
         .user("user")
         .directory("/proc/self/cwd");

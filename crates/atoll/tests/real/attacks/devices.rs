@@ -55,7 +55,7 @@ async fn nobody_types_into_the_terminal_of_a_command() {
         controls: &[Control {
             lift: |plan| allow(plan, &["ioctl"]),
             users: USERS,
-            // What is typed would be shown before the line that says so.
+            // Injected input would be echoed before the result line.
             gains: &["stdin:TIOCSETD", "controlling:TIOCSETD"],
         }],
     };

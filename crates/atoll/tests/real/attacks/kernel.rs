@@ -153,7 +153,7 @@ async fn there_are_no_further_namespaces() {
             })
         },
         controls: &[
-            // What a template may ask for.
+            // A template may request this.
             Control {
                 lift: |plan| {
                     plan.policy

@@ -91,7 +91,7 @@ async fn secrets_of_the_host_are_hidden() {
                     tells(it) && !it.detail.starts_with("data head=0000")
                 }
                 "/proc/interrupts" => false,
-                // Our stand-in has one directory there.
+                // The sandbox's replacement has one directory there.
                 "/sys/kernel" => tells(it) && it.value("entries") != Some("1"),
                 _ => tells(it),
             })

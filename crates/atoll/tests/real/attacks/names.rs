@@ -224,7 +224,7 @@ async fn impossible_names_are_refused_by_name() {
                     }
                 };
                 let error = call.await.expect_err(path);
-                // What a user may not write it may not write before its name is looked at.
+                // Permissions are checked before the name.
                 let early = user == &"user" && written && error.code == Code::PermissionDenied;
                 assert!(
                     early || error.code == code,

@@ -86,7 +86,7 @@ async fn by_setuid(world: &World) -> [(u64, u64); 2] {
         let made = attack(world, &id, user, "/", &["a12-setuid", "make", path]).await;
         assert!(made.iter().all(Attempt::worked), "{made:?}");
     }
-    // One's own setuid program is oneself.
+    // A setuid program of the user's own changes nothing.
     let own = world
         .probe(&id, "user", &["a12-setuid", "run", "/dev/shm/setuid-user"])
         .await;

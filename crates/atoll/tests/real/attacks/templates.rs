@@ -133,7 +133,7 @@ async fn links_of_a_template_lead_nowhere() {
         (DIRECTORIES, &PathBuf::from(canary.directory())),
         (FILES, &PathBuf::from(canary.file())),
     ] {
-        // As the host names it, and by climbing out.
+        // By the host's absolute path, and by a relative path with `..`.
         let climbing = Path::new("../../../../../../../../..")
             .join(target.strip_prefix("/").expect("absolute"));
         for (link, fate) in links {

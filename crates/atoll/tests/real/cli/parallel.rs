@@ -21,7 +21,7 @@ fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the
     let mut runs = Vec::new();
     for number in 0..200 {
         let word = format!("run {number}");
-        // Every tenth would go on for ever and is killed.
+        // Every tenth runs for ever and is killed.
         let args = if number % 10 == 0 {
             ["sleep".to_owned(), "1000".to_owned()]
         } else {

@@ -75,13 +75,13 @@ async fn keys_urls_and_servers_that_are_not_there() {
         }
         refused(command, code, "no server can be reached");
     }
-    // Neither said nor on this machine.
+    // Neither configured nor on this machine.
     refused(plain(&["sandbox", "ls"]), 7, "no server can be reached");
-    // One of ours, and no place of it.
+    // A server of Atoll, but an unknown path.
     let mut command = atoll(&server, &["sandbox", "ls"]);
     command.env("ATOLL_URL", format!("http://{}/below", server.address()));
     refused(command, 4, "hint: check the URL");
-    // Nor one of ours: it says something else.
+    // Not a server of Atoll: its response has another format.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = other.local_addr().unwrap();
     let answering = std::thread::spawn(move || {

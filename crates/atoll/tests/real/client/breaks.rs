@@ -92,7 +92,7 @@ async fn sandboxes_and_files_over_a_bad_line() {
             fs::read(back.join(&name)).unwrap()
         );
     }
-    // A large one begins again on its way in, and goes on where it broke on its way out.
+    // A large upload restarts, and a large download resumes where it broke.
     let big = scratch.join("big");
     away(&["cp", big.to_str().unwrap(), &format!("{id}:")]);
     away(&[

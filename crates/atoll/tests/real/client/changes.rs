@@ -79,7 +79,7 @@ async fn a_sandbox_is_patched() {
         (&read["allow"], &read["deny"], &read["default"]),
         (&allow, &serde_json::json!([]), &"deny".into())
     );
-    // What is read can be set again, also with a default that the lists alone do not have.
+    // The output of `get` is valid input for `set`, also with a default that the lists do not contain.
     let client = server.client();
     let path = format!("/sandboxes/{id}/network");
     let closed =
@@ -187,7 +187,7 @@ async fn files_are_found_moved_copied_and_given_away() {
         assert_eq!(got, Some(code), "{words:?}: {text}");
         assert!(text.contains(part), "{words:?}: {text}");
     }
-    // One that fails holds up no other.
+    // A failure does not stop the others.
     assert_eq!(sh("stat -c %a src/b.txt"), "600\n");
     server.close().await;
 }

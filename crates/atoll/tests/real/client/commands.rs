@@ -242,7 +242,7 @@ async fn files(server: &Server, line: &impl Line) {
     let mut watch = atoll(line, &["files", "watch", "web", "a", "-r", "--json"]);
     let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    // It may begin a moment after it was started: something happens until it is heard.
+    // The watch may become active after the command's start: create changes until one is reported.
     let heard = std::thread::spawn(move || {
         let mut lines = lines.map(Result::unwrap);
         lines.find(|line| !line.contains("\"break\"")).unwrap()

@@ -156,7 +156,7 @@ async fn a_command_says_that_a_caller_ended_its_sandbox() {
         "atoll: sandbox web ended while the command ran: it was stopped and keeps its files\n";
     assert!(text.starts_with(message), "{text}");
     assert!(text.ends_with("exit 125"), "{text}");
-    // A command that is killed in a sandbox that goes on is no concern of the sandbox.
+    // A killed command does not end its sandbox.
     let (id, child) = running(&server, json!({ "timeout": 0 })).await;
     let all = client
         .get(&format!("/sandboxes/{id}/commands"))

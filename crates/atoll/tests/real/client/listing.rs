@@ -92,7 +92,7 @@ async fn sandboxes_and_named_runs_are_listed_together_and_removed_by_name() {
     let local = told(&done(here(&server, &["ls", "--local", "-q"]), b""));
     assert_eq!(local, "build\nweb\nexit 0");
 
-    // What a run is called is no sandbox to stop, and says so.
+    // The name of a run is not a sandbox to stop, and the error explains that.
     let stopped = told(&done(here(&server, &["stop", "build"]), b""));
     assert!(stopped.contains("`atoll rm build` ends"), "{stopped}");
     // A name of both is ambiguous.

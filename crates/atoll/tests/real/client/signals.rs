@@ -65,7 +65,7 @@ async fn a_run_on_a_server_is_ended_wherever_it_is_and_leaves_nothing() {
         assert!(left.is_empty(), "{words}: {left:?}");
     }
     assert!(!back.exists());
-    // One that comes to be after the signal is taken away.
+    // A sandbox that is created after the signal is deleted.
     let holder = Holder::new(server.address(), "POST /sandboxes HTTP");
     let mut command = at(&server, &holder.address(), &args);
     let mut child = command.stderr(Stdio::null()).spawn().unwrap();
@@ -124,14 +124,14 @@ async fn top_shows_what_happens_says_what_is_old_and_ends_when_it_is_told() {
     wait_for("a rate", DEADLINE, || {
         (1..100).any(|tenths| screen.shows(&format!("deleted {}.{}", tenths / 10, tenths % 10)))
     });
-    // It is there, and says nothing.
+    // The server is running, but does not respond.
     kill_process(server.pid(), Signal::STOP).unwrap();
     screen.until("as it was ");
     screen.send(Signal::INT);
     let code = screen.end();
     kill_process(server.pid(), Signal::CONT).unwrap();
     assert_eq!(code, Some(0));
-    // Its own screen is left, and the cursor is back.
+    // The alternate screen is left, and the cursor is visible.
     screen.until("\x1b[?25h\x1b[?1049l");
     server.close().await;
 }

@@ -26,7 +26,7 @@ async fn a_run_on_this_machine_has_our_terminal_and_gives_it_back() {
     screen.kind("5\n");
     assert_eq!(screen.end(), Some(5));
     assert!(screen.is_usual());
-    // A shell to stay in; Ctrl-C is a key there.
+    // An interactive shell; Ctrl-C is ordinary input there.
     let mut screen = run(&[]);
     screen.kind("echo be''gun; sleep 1000\n");
     screen.until("begun");

@@ -59,7 +59,7 @@ async fn a_login_is_tried_and_remembered_for_its_owner_alone() {
         "{}",
         told(&unknown)
     );
-    // It is forgotten, and the others stay.
+    // The profile is removed, and the others remain.
     let login = here(&["login", &url, "--profile", "next"], &format!("{key}\n"));
     assert_eq!(login.status.code(), Some(0), "{}", told(&login));
     let logout = here(&["logout"], "");

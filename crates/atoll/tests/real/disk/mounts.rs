@@ -140,7 +140,7 @@ async fn a_lasting_image_is_taken_over_mounted_again_and_remembered() {
     world.runtime.stop(&gone).await.unwrap();
     world.close().await;
     assert!(!left(scratch.path()).is_empty());
-    // As if we had been killed in the middle of a delete.
+    // As after a kill in the middle of a delete.
     std::fs::rename(
         data.join("sandboxes").join(gone.as_str()),
         data.join("trash").join(gone.as_str()),

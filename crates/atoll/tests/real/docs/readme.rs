@@ -83,12 +83,12 @@ async fn a_server_is_asked_as_the_readme_shows() {
         .replace("/var/lib/atoll", server.data().to_str().unwrap())
         .replace("127.0.0.1:8080", server.address())
         .replace("curl ", "curl -sS --fail-with-body ");
-    // All of it, as it is pasted, and again: nothing is left that stands in its own way.
+    // The whole example, twice: the first run leaves nothing that makes the second fail.
     for _ in 0..2 {
         let answers = says(shell(&server, scratch.path(), &format!("set -e\n{block}")));
         let mut answers = serde_json::Deserializer::from_str(&answers).into_iter::<Value>();
         let made = answers.next().unwrap().unwrap();
-        // What the text says of ids and lifetimes.
+        // Documented properties of ids and lifetimes.
         assert_eq!(made["sandboxID"].as_str().unwrap().len(), 21, "{made}");
         assert_eq!(
             (&made["timeout"], &made["onTimeout"]),
@@ -224,7 +224,7 @@ async fn the_python_sdk_is_installed_and_used_as_the_readme_shows() {
         ["Linux", "0"],
         "{said:?}"
     );
-    // It took its sandbox away.
+    // The example deleted its sandbox.
     assert_eq!(server.client().get("/sandboxes").await.array().len(), 0);
     server.close().await;
 }

@@ -76,7 +76,7 @@ async fn pages_of_listed_origins_may_call_and_see_what_comes_of_it() {
         "{found:?}"
     );
     client.delete(&format!("/e2b/sandboxes/{}", agent.id)).await;
-    // What is refused is shown too: their clients read it.
+    // Error responses have CORS headers too: the clients read them.
     let gone = agent
         .ask("GET", "/files?path=x", &[("origin", FRIEND)], "")
         .await;
@@ -135,7 +135,7 @@ async fn who_may_see_a_port_is_up_to_the_program_there() {
             .unwrap()
             .contains(&json!("origin"))
     );
-    // It has never heard of that method, and says so itself.
+    // The program in the sandbox does not support that method, and responds itself.
     let asked = preflight(&client, "/", &headers).await;
     assert_eq!(asked.status, 501, "{asked:?}");
     server.close().await;

@@ -81,7 +81,7 @@ async fn older_clients_resume_what_is_paused_and_list_what_runs() {
     assert_eq!(resumed.status, 201, "{resumed:?}");
     assert_eq!(resumed.json()["sandboxID"], id);
     assert!((5..=15).contains(&left(&client, &id).await));
-    // What happens at the end may be said anew.
+    // The action at the timeout can be changed.
     assert_eq!(info(&client, &id).await["lifecycle"]["onTimeout"], "kill");
     assert_eq!(act(&client, &id, "pause", json!({})).await.status, 204);
     let asked = json!({ "timeout": 60, "autoPause": true });
@@ -160,7 +160,7 @@ async fn a_pause_says_what_it_keeps_and_since_when_and_traffic_wakes_from_both_k
         let awake = info(&client, &agent.id).await;
         assert_eq!(awake["state"], "running");
         assert!(awake.get("pauseMode").is_none());
-        // It lives again, and not only for as long as was left of it.
+        // It runs again, with a new timeout rather than the remaining time.
         assert!(left(&client, &agent.id).await > 60);
     }
     server.close().await;
@@ -208,7 +208,7 @@ async fn a_connect_decides_by_what_is_when_it_is_its_turn() {
         );
         assert_eq!(paused.status, 204, "{paused:?}");
         match connected.status {
-            // It came second, and woke it.
+            // It came second, and resumed the sandbox.
             201 => {
                 assert_eq!(info(&client, &id).await["state"], "running");
                 assert!(left(&client, &id).await > 150);
@@ -329,7 +329,7 @@ async fn what_cannot_be_had_is_refused_and_what_nobody_knows_is_noted() {
     server.close().await;
 }
 
-/// Routes that respond with "not implemented", and a request body for each.
+/// Methods and paths of routes that are not implemented.
 const LATER: &[(&str, &str)] = &[
     ("POST", "/sandboxes/ID/fork"),
     ("POST", "/sandboxes/ID/snapshots"),

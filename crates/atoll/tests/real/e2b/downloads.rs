@@ -44,7 +44,7 @@ async fn a_file_is_sent_again_only_if_it_is_another_one() {
     }
 
     put("abcdefghij").await;
-    // Its time may be of the same second.
+    // Its modification time may be in the same second.
     let changed = get(&[("if-none-match", &mark), ("if-modified-since", &time)]).await;
     assert_eq!(
         (changed.status, &changed.body[..]),

@@ -45,7 +45,7 @@ async fn who_would_wake_a_sandbox_on_a_full_machine_is_told_so_and_it_sleeps_on(
         .call("filesystem.Filesystem/Stat", &json!({ "path": "/" }))
         .await;
     assert_eq!(called.json()["code"], "resource_exhausted", "{called:?}");
-    // It is asleep, and would be woken.
+    // It is paused, and the request would resume it.
     assert_eq!(client.get(&path).await.json()["state"], "paused");
     assert_eq!(agent.ask("GET", "/health", &[], "").await.status, 204);
     server.kill_and_start_with(&[]);

@@ -54,7 +54,7 @@ async fn a_silent_stream_says_that_it_lives_as_often_as_it_is_asked_to() {
         for _ in 0..2 {
             let begin = Instant::now();
             assert_eq!(stream.next().await.unwrap(), (false, sign.clone()));
-            // What waits in a buffer comes at once; nothing comes later than it should.
+            // Buffered output arrives at once, without delay.
             assert!(begin.elapsed() < Duration::from_secs(10));
         }
     }

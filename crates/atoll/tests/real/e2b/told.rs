@@ -103,7 +103,7 @@ async fn on_the_servers_machine_a_key_for_sandboxes_is_made_and_printed_once() {
     let made = keys.iter().find(|made| made["name"] == "e2b").unwrap();
     assert_eq!(made["scope"], "sandbox:*");
     assert!(note.contains(made["keyID"].as_str().unwrap()), "{note}");
-    // It is a key of the server, and of nothing more.
+    // It is an ordinary key of the server.
     let client = server.client().with_key(Some(&key.replace("e2b_", "atl_")));
     assert_eq!(client.get("/sandboxes").await.status, 200);
     assert_eq!(client.get("/orgs").await.array().len(), 1);

@@ -227,7 +227,7 @@ async fn ended_commands_do_not_pile_up_control_groups() {
         said(&world.probe(&id, "user", &["true"]).await);
         let missing = world.runtime.exec(&id, ExecSpec::argv(["/missing"])).await;
         assert!(missing.is_err());
-        // What was killed is not used again: the kernel would kill the next one too.
+        // The cgroup of a killed command is not reused: the kernel would kill the next command too.
         let killed = world.runtime.exec(&id, probe_spec(&["sleep", "100"])).await;
         let killed = killed.unwrap();
         killed.kill().unwrap();

@@ -144,7 +144,7 @@ async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
     assert!(other.wait().await.success());
     assert!(written() <= read + WINDOW, "{} bytes", written());
     assert_eq!((control.output_range().0, control.info().status), (0, None));
-    // It goes on as the reader does.
+    // The command continues at the reader's pace.
     assert_eq!(rest(&mut reader, read).await, FLOOD - read);
     assert!(on_disk(&world, &id, &control) <= WINDOW + SLACK);
     assert!(memory() < before + MEMORY, "{before} became {}", memory());

@@ -44,7 +44,7 @@ async fn the_oldest_commands_give_way_where_a_sandbox_keeps_too_much() {
     assert!(sum <= 18 * MIB && sum > 8 * MIB, "{sums:?}");
     assert!(sums[0] <= 4096 && sums[1] <= 4096, "{sums:?}");
     assert_eq!(sums.last(), Some(&1_000_000), "{sums:?}");
-    // What one command keeps is what was set.
+    // The limit of a single command is the configured one.
     let long = atoll_model::ExecSpec::shell("head -c 9000000 /dev/zero").deadline(DEADLINE);
     let exec = world.runtime.exec(&id, long).await.unwrap();
     exec.wait().await;

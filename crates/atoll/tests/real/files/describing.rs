@@ -207,7 +207,7 @@ async fn attributes_are_replaced_as_a_set() {
             described(&files, "/said").await.unwrap().attributes,
             map(&first)
         );
-        // Those with another prefix are none of its business.
+        // Attributes with another prefix do not change.
         let other = Attributes {
             prefix: "user.other.".into(),
             ..attributes(&[("c", "3")])

@@ -144,7 +144,7 @@ impl Hand {
             SandboxState::Paused => &["resume", "resume", "stop", "delete"],
             _ => &["start", "start", "delete"],
         };
-        // What it is to die of comes soon.
+        // The step of the kill comes soon.
         let wanted = match fate.kind.as_str() {
             "create" | "claim" => "delete",
             kind => kind,

@@ -88,7 +88,7 @@ async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
     }
     let runtime = place.open().await;
     runtime.stop(&bad).await.unwrap();
-    // Its keeper reaps it when it comes to that.
+    // Its keeper reaps it later.
     wait_for("it to be reaped", DEADLINE, || !lives(pid));
     let error = runtime.start(&bad).await.unwrap_err();
     assert_eq!(error.code, Code::UnknownTemplate, "{error:?}");

@@ -75,7 +75,7 @@ pub(super) async fn serve(runtime: &LocalRuntime) {
         tokio::time::sleep(Duration::from_micros(random % 1500)).await;
         runtime.pause(&id).await.unwrap();
         let length = files.length();
-        // What is still on its way would be there in a moment.
+        // A write still in progress would arrive within this time.
         std::thread::sleep(Duration::from_micros(300));
         assert_eq!(length, files.length(), "it was not yet paused");
         if number % 25 == 0 {

@@ -125,7 +125,7 @@ async fn a_server_that_ends_by_sigterm_takes_its_pool_and_keeper_along() {
     let all = family(keeper(&tag).unwrap());
     assert!(all.len() > usual.warm_count + usual.embryo_count, "{all:?}");
     server.end();
-    // One that was killed and is not reaped yet is gone.
+    // A killed process that is not yet reaped counts as gone.
     let lives = |pid: &&i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
         stat.is_ok_and(|stat| !stat.contains(") Z "))

@@ -181,7 +181,7 @@ async fn sandboxes_of_a_version_that_is_spoken_are_taken_over() {
     let before = pids(&runtime);
     runtime.close().await.unwrap();
     let spoken = |version, oldest| VersionRange { version, oldest };
-    // The same, an older and newer ones that still speak ours.
+    // The same version, an older one, and newer ones that still support ours.
     for spoken in [
         VersionRange::ours(),
         spoken(OLDEST, OLDEST),
@@ -243,7 +243,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_go_on_beside_new_ones() {
                 }
                 assert!(runtime.find_exec_by_tag(id, "long").is_err());
             }
-            // The next server goes on with the one that this one makes.
+            // The next server takes over the keeper that this one starts.
             let made = match new.take() {
                 Some(made) => made,
                 None => runtime.create(spec()).await.unwrap().id,

@@ -19,7 +19,7 @@ async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
     let eat = "head -c 33554432 /dev/zero > /dev/shm/f; echo ready; read -r go; exec /probe c02-memory anon 536870912";
     let eater = ExecSpec::shell(eat).piped_stdin();
     let mut eater = world.runtime.exec(&id, eater).await.unwrap();
-    // It is started: PID 1 changes no score any more.
+    // It has started: PID 1 does not change OOM scores any more.
     let mut text = [0; 6];
     assert_eq!(eater.stdout.read(&mut text).await.unwrap(), 6);
     let pid = world.runtime.host_pid(&id).unwrap();
@@ -32,7 +32,7 @@ async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
     assert_eq!(info.reason, Some(StopReason::Oom));
     drop(eater);
     said(&world.probe(&neighbour, "user", &["true"]).await);
-    // It can be started, and then nothing is wrong with it.
+    // It can be started, and then works normally.
     let info = world.runtime.start(&id).await.unwrap();
     assert_eq!((info.state, info.reason), (SandboxState::Running, None));
     said(&world.probe(&id, "user", &["true"]).await);

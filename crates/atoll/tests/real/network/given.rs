@@ -63,7 +63,7 @@ fn a_warm_sandbox_gets_its_network_and_its_policy_at_the_claim() {
             .set_network_policy(&info.id, NetworkPolicy::default());
         free.await.unwrap();
         assert_eq!(reached(&world, &info.id).await, [true, true]);
-        // One that does not ask for it has none.
+        // A sandbox that does not request a network has none.
         let other = world.runtime.create(of_static()).await.unwrap();
         assert!(other.timings.root.is_zero(), "{other:?} was not warm");
         assert_eq!(reached(&world, &other.id).await, [false, false]);

@@ -110,7 +110,7 @@ fn a_killed_servers_links_connections_and_policies_go_on() {
         for stream in &streams {
             echo(stream).unwrap();
         }
-        // What a killed delete may leave.
+        // Objects that an interrupted delete may leave.
         let tag = before[0].split('-').nth(1).unwrap().to_owned();
         sh(&format!("ip link add atl-{tag}-99999 type veth"));
 
@@ -175,7 +175,7 @@ fn a_killed_runs_rules_are_collected() {
         let facts = atoll_jail::facts::Facts::read();
         let below = place.data();
         let scope = atoll_worker::instance::Scope::Below(&below);
-        // Its keeper is on its way out.
+        // Its keeper is exiting.
         wait_for("the run to be dead", DEADLINE, || {
             let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
             collected.instances == [tag.clone()]
@@ -217,7 +217,7 @@ fn a_server_that_ends_without_a_linked_sandbox_removes_its_rules_and_links() {
         let place = Place::new();
         let runtime = open(&place.data(), true).await;
         let linked = runtime.create(with_internet()).await.unwrap().id;
-        // The keeper goes on with this one, and holds what the server held.
+        // The keeper also runs this sandbox, and holds the descriptors that the server held.
         let other = runtime.create(spec()).await.unwrap().id;
         runtime.delete(&linked).await.unwrap();
         runtime.close().await.unwrap();

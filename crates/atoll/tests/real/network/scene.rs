@@ -103,7 +103,7 @@ impl Scene {
             names();
         })
         .unwrap();
-        // What a careless host offers to everybody.
+        // Services of an insecurely configured host.
         serve();
         answer(HOST);
         Self { internet }

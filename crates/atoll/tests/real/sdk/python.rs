@@ -39,7 +39,7 @@ async fn python(words: &'static [&'static str]) {
         .env("PYTHONPATH", "src")
         .env("ATOLL_BIN", binary())
         .env("ATOLL_TEMPLATES_DIR", data().join("templates"))
-        // Where each of them keeps what it remembers.
+        // Cache directories of the tools.
         .env("TMPDIR", scratch.path())
         .env("MYPY_CACHE_DIR", scratch.join("mypy"))
         .env("RUFF_NO_CACHE", "true");

@@ -145,7 +145,8 @@ async fn heavy_a_tree_of_a_million_entries_is_watched_within_limits() {
     let (id, neighbour) = (shown().await, shown().await);
     let pids = || world.runtime.usage(&id).unwrap().pids;
     let (before, open, root) = (pids(), descriptors(), RunAs::root());
-    // All of it, and another of the same sandbox has what the kernel leaves it, and says so.
+    // The first watch covers everything; a second one of the same sandbox gets the remaining kernel watches, and
+    // reports that it is incomplete.
     limit(&world, &id, MOST);
     let mut whole = watch(&world, &id, u32::MAX).await;
     assert_eq!(drained(&mut whole).await, [""; 0]);
