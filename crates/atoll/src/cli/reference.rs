@@ -285,7 +285,7 @@ fn remedy(code: Code) -> &'static str {
         Code::Misdirected => {
             "Use the address of the server, or start the server with `--host NAME`."
         }
-        Code::MethodNotAllowed => "See [the routes](http-api.md#routes).",
+        Code::MethodNotAllowed | Code::NotFound => "See [the routes](http-api.md#routes).",
         Code::TooLarge => "Send at most 1 MiB; send files with `PUT …/files`.",
         Code::MissingApiKey => {
             "Send `X-API-Key`. The first key is in the file `admin.key` of the data directory."
@@ -297,7 +297,6 @@ fn remedy(code: Code) -> &'static str {
         Code::PermissionDenied => {
             "Use a key with a wider scope. If the sandbox's file system refused the call: use another user (`--user root`) or another path."
         }
-        Code::NotFound => "See [the routes](http-api.md#routes).",
         Code::KeyNotFound => "`GET /keys` and `atoll key ls` list the keys of your org.",
         Code::OrgNotFound => "`GET /orgs` and `atoll org ls` list the orgs that your key may see.",
         Code::SessionNotFound => "`GET /sessions` and `atoll history` list the sessions.",

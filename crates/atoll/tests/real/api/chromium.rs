@@ -1,4 +1,4 @@
-//! A headless browser, controlled over its DevTools WebSocket, and a server of test pages.
+//! A headless browser, controlled over its `DevTools` WebSocket, and a server of test pages.
 
 use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
