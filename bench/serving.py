@@ -74,7 +74,7 @@ class Server:
     def forget_peak(self):
         pathlib.Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
-    def told(self, route):
+    def logged(self, route):
         """What the log says answers of a route took."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
         return [line["ms"] for line in lines if line.get("span", {}).get("route") == route and "ms" in line]

@@ -10,7 +10,7 @@ pub struct Pattern {
     end: u64,
 }
 
-/// The first so many bytes of the pattern that `probe spew` and `probe mkfile` write.
+/// The first `bytes` bytes of the pattern that `probe spew` and `probe mkfile` write.
 pub fn pattern(bytes: u64) -> Pattern {
     Pattern {
         position: 0,
@@ -19,7 +19,7 @@ pub fn pattern(bytes: u64) -> Pattern {
 }
 
 impl Pattern {
-    /// All of it in memory.
+    /// The whole pattern in memory.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut copy = self.clone();
         let mut bytes = vec![0; (self.end - self.position) as usize];

@@ -91,7 +91,7 @@ impl Drop for Cutter {
     }
 }
 
-/// Copies both ways until so many bytes have gone by, then cuts both.
+/// Copies both ways until `most` bytes have passed, then cuts both.
 fn join(client: TcpStream, server: TcpStream, most: i64, cuts: &Arc<AtomicU64>) {
     let left = Arc::new(AtomicI64::new(most));
     let ways = [

@@ -1,6 +1,6 @@
-//! What tests of the other crates stand on: the static probe, scratch directories that go away, and small disks to fill.
+//! Fixtures for tests of the other crates: the static probe, temporary directories, and small disks to fill.
 //!
-//! Nothing here is shipped. A fixture that cannot be had panics and says why: there is no skipping.
+//! Nothing here is shipped. A fixture that cannot be created panics with the reason: tests are never skipped.
 
 #![allow(
     clippy::expect_used,

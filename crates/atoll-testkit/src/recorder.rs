@@ -1,8 +1,8 @@
 //! A disk that records every write, and can show the state after a power cut at any point.
 //!
-//! It is one file of a FUSE file system, for a loop device to stand on. What was written before the last flush is there
-//! after a cut; of what was written since then any part may be. A file system on it can be used as it was left by a cut:
-//! what that changes is forgotten with the next.
+//! It is one file of a FUSE file system, which backs a loop device. Data written before the last flush survives a
+//! cut; of later writes any subset may survive. A file system on it can be mounted in the state after a cut; the
+//! next cut discards its changes.
 
 mod fuse;
 #[cfg(test)]
@@ -94,7 +94,7 @@ impl Disk {
         }
     }
 
-    /// Shows what a cut after so many events may have left: later cuts only.
+    /// Sets the contents to a possible state after a cut behind `events` events. `events` must not decrease.
     fn cut(&mut self, events: usize, mut survives: impl FnMut() -> bool) {
         let flushed = self.log[..events]
             .iter()

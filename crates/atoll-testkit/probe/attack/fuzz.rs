@@ -71,7 +71,7 @@ struct Arena(Vec<u8>);
 
 impl Arena {
     const SIZE: usize = 64 << 10;
-    /// Each has so much room, and its pointer.
+    /// Size of each buffer, with its pointer.
     const ROOM: usize = 32;
     /// None of them leads to a stream of the parent.
     const PATHS: [&str; 24] = [
@@ -242,7 +242,7 @@ fn end_all() {
             }
             Ok(Some(_)) => {}
             Ok(None) => {
-                // All that we may signal but ourselves and PID 1.
+                // All processes that we may signal, except this one and PID 1.
                 let _ = sys::kill(-1, SIGKILL);
                 std::thread::sleep(Duration::from_micros(100));
             }

@@ -180,7 +180,7 @@ fn buffers(
         }
         kept.push((from, to));
     }
-    // Until the process ends, as they would be in an attack.
+    // Kept until the process ends, as in an attack.
     std::mem::forget(kept);
     Ok(())
 }

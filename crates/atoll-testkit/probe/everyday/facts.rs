@@ -26,7 +26,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command::new("hostname", "", hostname),
 ];
 
-/// The working directory as the kernel tells it, `(unreachable)` and all.
+/// The working directory as the kernel returns it, including `(unreachable)`.
 pub(crate) fn working_directory() -> Result<String, Errno> {
     let mut buffer = [0_u8; 4096];
     let size = sys::call(nr::GETCWD, &[sys::slice_mut(&mut buffer), 4096])? as usize;

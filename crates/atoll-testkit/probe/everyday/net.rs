@@ -73,7 +73,7 @@ fn send(args: &Args) -> Outcome {
     Ok(0)
 }
 
-/// The addresses of a name, as the first name server tells them.
+/// Resolves a name with the first name server.
 fn ask(name: &str) -> io::Result<String> {
     let text = fs::read_to_string("/etc/resolv.conf")?;
     let server = text

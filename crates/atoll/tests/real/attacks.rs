@@ -140,7 +140,7 @@ fn line(attempt: &Attempt) -> String {
     format!("{} {} {}", attempt.what, attempt.result, attempt.detail)
 }
 
-/// The attempts that a judge holds against us.
+/// The attempts that a judge counts as gains.
 fn lines(found: &[Attempt], mut gained: impl FnMut(&Attempt) -> bool) -> Vec<String> {
     found
         .iter()

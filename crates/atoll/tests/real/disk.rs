@@ -123,7 +123,7 @@ async fn what_is_removed_in_a_full_sandbox_is_room_again() {
     world.close().await;
 }
 
-/// The same greed where nothing keeps a limit: what the tests above show is the image's doing.
+/// Control: the same commands without an image exceed the limit, so the image enforces it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_plain_directories_a_limit_is_advisory_and_another_is_refused() {
     let scratch = Scratch::new();
@@ -171,7 +171,7 @@ async fn a_file_of_sixteen_terabytes_is_refused_or_takes_nothing() {
             said(&made);
             HUGE
         };
-        // One that is written in its middle and at its end.
+        // A sparse file with data in its middle and at its end.
         let line = "for at in 1 8000000 16777214; do printf x | dd of=$HOME/huge bs=1M seek=$at conv=notrunc status=none; done; sync ~/huge";
         said(&shell(&world, &id, line).await);
         let path = b"/home/user/huge";

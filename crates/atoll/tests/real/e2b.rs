@@ -164,7 +164,7 @@ async fn who_asks_too_often_is_told_so_in_python_and_node() {
     server.close().await;
 }
 
-/// The same with words before the program itself.
+/// The same with arguments before the program.
 async fn with_each_release(before: &[&str], variables: &[(String, String)], program: &str) {
     let language = match program.rsplit_once('.') {
         Some((_, "py")) => "python",

@@ -159,7 +159,7 @@ async fn a_script_without_a_first_line_is_the_shells() {
     said(&world.probe(&id, "root", &["chmod", "/script", "755"]).await);
     let done = world.exec(&id, ExecSpec::argv(["/script", "word"])).await;
     assert_eq!(said(&done), "from a script: word\n");
-    // One process does it all: a terminal would be lost with the first of two.
+    // A single process: with two, the terminal would close with the first.
     let size = atoll_model::TerminalSize {
         rows: 24,
         columns: 80,

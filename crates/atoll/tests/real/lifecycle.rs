@@ -352,7 +352,7 @@ async fn a_dead_keeper_is_told_as_the_end_of_its_sandboxes() {
     assert_eq!(traces(&tag, &data()), Vec::<PathBuf>::new());
 }
 
-/// G09: one that waits in the kernel and hears no signal but the last.
+/// G09: a process that waits in the kernel and reacts to SIGKILL only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_delete_ends_a_process_that_waits_uninterruptibly() {
     let world = World::open().await;

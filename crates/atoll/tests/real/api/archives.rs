@@ -255,7 +255,7 @@ async fn broken_archives_are_refused() {
         .send("PUT", &path, &[("content-encoding", "gzip")], whole)
         .await;
     assert_eq!(encoded.refusal().0, 415);
-    // Nothing at all is an archive of nothing.
+    // An empty body is an empty archive.
     let empty = unpack(&client, &id, "broken", Vec::new()).await;
     assert_eq!(empty.json()["entries"], 0, "{empty:?}");
     server.close().await;

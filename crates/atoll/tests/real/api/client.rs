@@ -192,14 +192,14 @@ impl Server {
         (self.child, self.places) = spawn(before(&self.words), &self.data, &self.flags);
     }
 
-    /// The same, with another build of the binary.
+    /// Kills the server and starts another build of the binary.
     pub fn kill_and_start_build(&mut self, build: &Path) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         (self.child, self.places) = spawn(Command::new(build), &self.data, &self.flags);
     }
 
-    /// The same, with other flags.
+    /// Kills the server and starts it with other flags.
     pub fn kill_and_start_with(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(ToString::to_string).collect();
         self.kill_and_start();
@@ -336,7 +336,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Nothing if no whole answer came.
+    /// Returns `None` without a complete response.
     pub async fn ask(
         &mut self,
         method: &str,
@@ -414,7 +414,7 @@ impl Client {
         self.try_open(method, path, headers, body).await.unwrap()
     }
 
-    /// The same over a line that may break.
+    /// The same over a connection that may break.
     pub async fn try_open(
         &self,
         method: &str,
@@ -442,7 +442,7 @@ impl Client {
         sender.send_request(request).await
     }
 
-    /// The same over a line that may break; the whole answer, if it came.
+    /// The same over a connection that may break. Fails without a complete response.
     pub async fn try_send(
         &self,
         method: &str,

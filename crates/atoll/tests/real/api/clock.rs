@@ -12,7 +12,7 @@ use super::{Client, Server};
 const HOUR: i64 = 3_600_000_000;
 const YEAR: i64 = 365 * 24 * HOUR;
 
-/// Rewrites the recorded time as if the clock had been behind by so much.
+/// Rewrites the recorded time as if the clock had been behind by `by`.
 fn behind(by: i64) -> String {
     let moved = |table: &str, columns: &[&str]| {
         let set = columns

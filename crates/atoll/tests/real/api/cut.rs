@@ -20,7 +20,7 @@ async fn begin() -> (Server, Cutter, Client, Client, String) {
     begin_with(Cutter::new).await
 }
 
-/// The same, behind a line of another kind.
+/// The same, behind another kind of proxy.
 async fn begin_with(
     line: impl Fn(&str, u64) -> Cutter,
 ) -> (Server, Cutter, Client, Client, String) {

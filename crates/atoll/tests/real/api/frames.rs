@@ -43,7 +43,7 @@ fn frame(first: u8, length: usize, payload: &[u8]) -> Vec<u8> {
     [&head[..], &length, &[0; 4], payload].concat()
 }
 
-/// Says something, and hears everything until the connection ends: the code it is closed with.
+/// Sends bytes and reads until the connection ends. Returns the close code.
 async fn code(mut stream: TcpStream, said: &[u8]) -> u16 {
     let (mut reader, mut writer) = stream.split();
     // It may be refused before all of it is sent.

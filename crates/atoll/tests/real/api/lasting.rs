@@ -15,7 +15,7 @@ pub(super) async fn follow(
     follow_until(client, path, output, after, |_| false).await
 }
 
-/// The same, until the output is enough.
+/// The same, until the output suffices.
 pub(super) async fn follow_until(
     client: &Client,
     path: &str,
@@ -295,7 +295,7 @@ async fn what_happens_is_told_in_order_also_after_a_kill() {
         "created", "running", "paused", "running", "stopping", "stopped", "running",
     ];
     assert_eq!(kinds, expected.map(|kind| format!("sandbox.{kind}")));
-    // The same as a stream, from the third on, and what comes.
+    // The same as a stream, from the third event on, with new ones.
     let after = listed[1]["number"].as_i64().unwrap();
     let path = format!("/events?after={after}");
     let mut body = client

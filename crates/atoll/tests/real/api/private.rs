@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Server;
 use crate::world::DEADLINE;
 
-/// Everything of ours below a directory: not what is in sandboxes and in layers of templates.
+/// All files of the server below a directory, without contents of sandboxes and of template layers.
 fn ours(directory: &Path) -> Vec<PathBuf> {
     let mut all = vec![directory.to_owned()];
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {

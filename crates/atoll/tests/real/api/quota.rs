@@ -85,7 +85,7 @@ async fn f10_who_makes_and_deletes_without_end_never_has_more_than_its_own() {
         }
     }
     assert!(made > 5, "{made} were made");
-    // Nothing of it is counted any more.
+    // The deleted sandboxes do not count any more.
     assert_eq!(rush(&client, 20).await, 5);
     server.close().await;
 }

@@ -86,7 +86,7 @@ fn older(line: &str, time: i64) -> String {
         .concat()
 }
 
-/// More of what was run than is forgotten at a time.
+/// More command records than one cleanup batch deletes.
 fn copies(line: &str) -> String {
     let rest = "session, terminal, command, args, cut, cwd, user_name, tag, started_at, ended_at, code, signal, \
         oom_killed, timed_out, output_bytes";

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::Server;
 use crate::world::DEADLINE;
 
-/// Lets a server have so many descriptors more than it has now, or as many as it likes.
+/// Limits a server to `more` descriptors above its current number, or removes the limit.
 pub fn spare(server: &Server, more: Option<usize>) {
     let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
     let open: HashSet<u64> = open
@@ -73,6 +73,6 @@ async fn g04_with_few_descriptors_everything_is_done_or_told_heavy() {
         assert!(answer.status < 300, "{method} {path}: {answer:?}");
     }
     assert_eq!(client.line(&id, "cat file").await, "text");
-    // Nothing is left half-made that it would wait for.
+    // No incomplete operation delays the shutdown.
     server.close().await;
 }

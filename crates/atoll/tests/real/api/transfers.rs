@@ -16,7 +16,7 @@ async fn begin() -> (Server, Client, String) {
     (server, client, id)
 }
 
-/// A connection on which a request has begun.
+/// Opens a connection and sends a request head.
 async fn ask(client: &Client, method: &str, path: &str, headers: &str) -> TcpStream {
     let mut stream = TcpStream::connect(&client.address).await.unwrap();
     let key = client.key.as_deref().unwrap();
@@ -50,7 +50,7 @@ async fn who_reads_slowly_holds_little_memory() {
         assert!(head.starts_with("http/1.1 200"), "{head}");
         readers.push(stream);
     }
-    // Each gets on, and then waits again.
+    // Each makes progress, and then waits again.
     let mut some = vec![1; 8 << 20];
     for stream in &mut readers {
         let read = tokio::time::timeout(DEADLINE, stream.read_exact(&mut some)).await;
@@ -172,7 +172,7 @@ async fn large_files_one_after_another_on_a_connection_are_each_whole() {
         let chunked = "transfer-encoding: chunked\r\n";
         let mut read = vec![0; file.len()];
         if head.contains(chunked) {
-            // Nothing is known of the length of what says that it has none.
+            // A response without a length.
             assert!(file.is_empty(), "{head}");
             read.resize(5, 0);
         } else {
@@ -209,7 +209,7 @@ async fn who_is_refused_in_the_middle_of_a_large_file_hears_why_and_goes_on() {
     stream.write_all(&bytes(1, length)).await.unwrap();
     let (status, why) = answer(&mut stream).await;
     assert!(status.starts_with("http/1.1 507"), "{status} {why}");
-    // The connection is where it would be if all had been taken.
+    // The connection is in the same state as after a complete read.
     let asked = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
     stream.write_all(asked.as_bytes()).await.unwrap();
     let (status, _) = answer(&mut stream).await;
@@ -255,7 +255,7 @@ async fn who_goes_in_the_middle_of_a_file_leaves_the_old_one() {
         "transfer-encoding: chunked\r\n",
     ] {
         let mut stream = ask(&client, "PUT", &path, headers).await;
-        // A piece that has begun, as large as its head says in hexadecimal; more follow, and do not come.
+        // The header of a chunk, with its size in hexadecimal; its data never comes.
         stream.write_all(b"1c9c380\r\n").await.unwrap();
         stream.write_all(&vec![b'x'; 30_000_000]).await.unwrap();
         drop(stream);

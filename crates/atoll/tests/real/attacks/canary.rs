@@ -38,7 +38,7 @@ impl Canary {
         format!("{}/f", self.directory())
     }
 
-    /// Nothing of it has changed.
+    /// Asserts that the directory is unchanged.
     #[track_caller]
     pub(super) fn assert_untouched(&self, by: &str) {
         assert_eq!(state(&self.scratch), self.before, "{by}");

@@ -21,7 +21,7 @@ const PIDS: u32 = 64;
 const MEMORY: u64 = 128 << 20;
 /// The kernel charges memory in batches for each processor, and may be above the limit for a moment.
 const CHARGED_AHEAD: u64 = 4 << 20;
-/// At least so many calls are made. A second is enough on an idle machine.
+/// Minimum number of calls. A second is enough on an idle machine.
 const CALLS: u64 = 20_000;
 /// The longest run of the probe. Its calls may end or stop the probe itself: then another run follows.
 const RUN: Duration = Duration::from_secs(10);

@@ -29,7 +29,7 @@ async fn every_call(world: &World, user: &str) -> BTreeMap<String, Attempt> {
     found.into_iter().map(|it| (it.what.clone(), it)).collect()
 }
 
-/// Each known call under what it answered: `EPERM`, `ENOSYS`, or anything else, which is the kernel's.
+/// Groups known calls by result: `EPERM`, `ENOSYS`, or any other, which comes from the kernel.
 fn classes(found: &BTreeMap<String, Attempt>) -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let allowed: BTreeSet<String> = SyscallPolicy::standard().lines().into_iter().collect();
     let mut classes: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
@@ -93,7 +93,7 @@ async fn system_calls_are_the_committed_ones() {
     insta::assert_snapshot!(text);
 }
 
-/// The judge of the test above sees calls and ABIs that the filter does not hold back.
+/// Control: the judge of the test above detects calls and ABIs that the filter does not block.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_filter_forbidden_calls_reach_the_kernel() {
     let world = World::open_with(|plan| plan.policy = None).await;

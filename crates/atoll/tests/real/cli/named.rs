@@ -54,7 +54,7 @@ impl Named {
         child
     }
 
-    /// Until it is written down that the command began.
+    /// Waits until the command's start is recorded.
     fn wait_for_command(&self) {
         wait_for("the command", DEADLINE, || {
             let sandboxes = fs::read_dir(self.directory().join("sandboxes"));
@@ -66,7 +66,7 @@ impl Named {
         });
     }
 
-    /// Nothing of it is on the machine any more.
+    /// Asserts that the run left nothing on the machine.
     fn assert_gone(&self, tag: &str) {
         assert!(!self.directory().exists());
         assert!(!PathBuf::from("/run/atoll/instances").join(tag).exists());
@@ -194,7 +194,7 @@ fn names_and_commands_that_do_not_fit_are_refused_with_a_way_out() {
             "{text}"
         );
     }
-    // Nothing is left of what cannot begin.
+    // A run that fails to start leaves nothing.
     let text = told(&named.run(&["--", "no-such-program"]));
     assert_eq!(
         text,
@@ -294,7 +294,7 @@ fn input_goes_on_where_it_was() {
     kill(client, Signal::KILL);
     drop(input);
     let tag = named.tag();
-    // Nothing to say is not the end.
+    // A command without output is not an ended one.
     let mut silent = named.command(&[]).stdout(Stdio::piped()).spawn().unwrap();
     let mut start = [0; 1000];
     std::io::Read::read_exact(silent.stdout.as_mut().unwrap(), &mut start).unwrap();

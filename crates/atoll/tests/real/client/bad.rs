@@ -250,7 +250,7 @@ async fn sandboxes_and_files_that_are_not_there() {
     ] {
         refused(atoll(&server, &args), code, words);
     }
-    // Nothing came of any of them.
+    // None of the refused requests had an effect.
     assert_eq!(client.get("/sandboxes").await.array().len(), 1);
     assert_eq!(
         client.post("/sandboxes/web/stop", &json!({})).await.status,

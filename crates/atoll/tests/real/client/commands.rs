@@ -12,7 +12,7 @@ use crate::api::Server;
 use crate::cli::told;
 use crate::world::DEADLINE;
 
-/// Each holds over a line that holds, and over one that breaks again and again.
+/// Runs each test over a stable connection, and over one that breaks repeatedly.
 macro_rules! over_both {
     ($( $fact:ident, $bad:ident => $work:ident; )*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

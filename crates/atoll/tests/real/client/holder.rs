@@ -55,7 +55,7 @@ impl Holder {
         self.address.to_string()
     }
 
-    /// Until the request has come, and is held.
+    /// Waits until the request has arrived and is held.
     #[track_caller]
     pub fn until_held(&self) {
         wait_for(self.gate.words, DEADLINE, || {

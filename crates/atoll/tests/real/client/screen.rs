@@ -13,7 +13,7 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::world::DEADLINE;
 
-/// A command on a terminal of ours, and what it shows.
+/// A command on a pseudoterminal, and its screen.
 pub struct Screen {
     master: File,
     seen: Arc<Mutex<Vec<u8>>>,

@@ -97,7 +97,7 @@ async fn a_run_on_a_server_is_a_run() {
         std::fs::read(scratch.join("out")).unwrap(),
         std::fs::read(scratch.join("seven.c")).unwrap()
     );
-    // Nothing stays.
+    // No sandbox is left.
     assert_eq!(client.get("/sandboxes").await.array().len(), 0);
     server.close().await;
 }

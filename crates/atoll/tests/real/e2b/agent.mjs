@@ -1,5 +1,5 @@
 // An agent, as E2B's examples have it: a model asks for tools, which work in a sandbox, until it has its answer. Here
-// the model is a script, so that the program needs nobody else.
+// the model is a script, so that the program needs no other service.
 
 import assert from 'node:assert/strict'
 import { CommandExitError, Sandbox } from 'e2b'

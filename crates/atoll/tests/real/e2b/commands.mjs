@@ -54,14 +54,14 @@ async function background({ commands }) {
   await commands.closeStdin(handle.pid)
   same((await handle.wait()).stdout, 'got a line\nmore\n')
   await assert.rejects(commands.sendStdin(handle.pid, 'too late'), SandboxError)
-  // The handle's own ways to it.
+  // The handle's own methods.
   const own = await commands.run('cat', { background: true, stdin: true })
   await own.sendStdin('by the handle\n')
   await own.closeStdin()
   same((await own.wait()).stdout, 'by the handle\n')
-  // How it ended is known for a while to who comes later.
+  // The exit status is available for a while after the end.
   same((await (await commands.connect(own.pid)).wait()).exitCode, 0)
-  // Who goes away ends nothing.
+  // A disconnect does not end the command.
   const left = await commands.run('read line; echo $line', { background: true, stdin: true })
   await left.disconnect()
   const again = await commands.connect(left.pid)
@@ -86,7 +86,7 @@ async function terminals({ pty }) {
   same(await pty.kill(other.pid), true)
   await assert.rejects(other.wait(), CommandExitError)
   same(await pty.kill(other.pid), false)
-  // Who comes back to a terminal sees what it shows from then on.
+  // A client that reattaches to a terminal receives its output from then on.
   const left = await pty.create({ cols: 80, rows: 24, onData })
   await left.disconnect()
   let again = ''

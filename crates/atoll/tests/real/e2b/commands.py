@@ -61,7 +61,7 @@ def failures(sandbox):
 def background(sandbox):
     commands = sandbox.commands
     handle = commands.run("echo first; read line; echo got $line; cat", background=True, stdin=True)
-    # Its number is one that programs in the sandbox know.
+    # Its pid is valid inside the sandbox.
     commands.run(f"kill -0 {handle.pid}")
     listed = [info for info in commands.list() if info.pid == handle.pid]
     same([(info.cmd, info.args[:2]) for info in listed], [("/bin/bash", ["-l", "-c"])])
@@ -70,12 +70,12 @@ def background(sandbox):
     handle.send_stdin("of the handle\n")
     commands.close_stdin(handle.pid)
     same(handle.wait().stdout, "first\ngot a line\nbytes\nof the handle\n")
-    # The handle's own ways to it.
+    # The handle's own methods.
     handle = commands.run("cat", background=True, stdin=True)
     handle.send_stdin("by the handle\n")
     handle.close_stdin()
     same(handle.wait().stdout, "by the handle\n")
-    # How it ended is known for a while to who comes later.
+    # The exit status is available for a while after the end.
     same(commands.connect(handle.pid).wait().exit_code, 0)
     with raises(SandboxException):
         commands.send_stdin(handle.pid, "too late")
@@ -96,7 +96,7 @@ def background(sandbox):
     with raises(SandboxException):
         commands.send_stdin(handle.pid, "too late")
     same(handle.kill(), True)
-    # Who goes away ends nothing; who comes back hears what is said from then on.
+    # A disconnect does not end the command; a reconnect receives output from then on.
     handle = commands.run("read line; echo $line", background=True, stdin=True)
     handle.disconnect()
     again = commands.connect(handle.pid)
@@ -140,7 +140,7 @@ def terminals(sandbox):
     with raises(CommandExitException):
         handle.wait()
     same(pty.kill(handle.pid), False)
-    # Who comes back to a terminal sees what it shows from then on.
+    # A client that reattaches to a terminal receives its output from then on.
     handle = pty.create(PtySize(rows=24, cols=80))
     handle.disconnect()
     again = pty.connect(handle.pid)

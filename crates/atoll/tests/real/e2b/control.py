@@ -82,7 +82,7 @@ def from_the_other_side():
 def pauses():
     with Sandbox.create(timeout=100) as sandbox:
         run = sandbox.commands.run
-        # With its memory: it is the same machine, and its processes go on.
+        # With its memory: its processes continue.
         handle = run("sleep 600", background=True)
         boot = run(BOOT).stdout
         sandbox.files.write("kept", "kept")
@@ -97,7 +97,7 @@ def pauses():
         same(run(BOOT).stdout, boot)
         run(f"kill -0 {handle.pid}")
         ends_in(sandbox.get_info(), 100)
-        # Without: its files stay, and it boots anew.
+        # Without memory: its files remain, and it boots again.
         sandbox.pause(keep_memory=False)
         same(sandbox.get_info().state, SandboxState.PAUSED)
         Sandbox.connect(sandbox.sandbox_id, timeout=100)
@@ -106,12 +106,12 @@ def pauses():
         same(sandbox.files.read("kept"), "kept")
         sandbox.pause()
         if "on_resume" in inspect.signature(Sandbox.connect).parameters:
-            # Its memory can be given up later, too.
+            # Its memory can be discarded later, too.
             sandbox.connect(on_resume="reboot")
             assert run(BOOT).stdout != again
             same(sandbox.files.read("kept"), "kept")
             sandbox.pause()
-    # What is paused can be killed.
+    # A paused sandbox can be killed.
     with raises(NotFoundException):
         Sandbox.connect(sandbox.sandbox_id)
 
@@ -131,15 +131,15 @@ def endings():
     for sandbox in [paused, wakes]:
         until("the pause", lambda: sandbox.get_info().state == SandboxState.PAUSED, seconds=2)
     same(paused.is_running(), False)
-    # It would run for whoever asks something; to be asked whether it runs does not wake it.
+    # A request would resume it; a check whether it runs does not.
     same((wakes.is_running(), wakes.get_info().state), (True, SandboxState.PAUSED))
-    # Whoever asks it something wakes it.
+    # Any other request resumes it.
     same(wakes.commands.run("echo awake").stdout, "awake\n")
     same(wakes.get_info().state, SandboxState.RUNNING)
     same((paused.kill(), wakes.kill()), (True, True))
 
 
-    # Its files alone, if that is asked for.
+    # A pause without memory keeps the files only.
     sandbox = Sandbox.create(timeout=100, lifecycle={"on_timeout": {"action": "pause", "keep_memory": False}})
     boot = sandbox.commands.run(BOOT).stdout
     sandbox.set_timeout(0)

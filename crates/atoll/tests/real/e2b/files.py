@@ -44,7 +44,7 @@ def contents(files):
     same(info.path, "/home/user/one/two/three.txt")
     above = files.get_info("one")
     same((above.owner, above.group, above.mode), ("user", "user", 0o755))
-    # Names as people have them.
+    # Unusual file names.
     for name in ["with space", "ünïcödé 🦀", 'quo"te', "per%20cent", "plus+and&"]:
         same(files.write(name, name).path, f"/home/user/{name}")
         same(files.read(name), name)
@@ -181,7 +181,7 @@ def users(sandbox):
     files.write("roots", "x", user="root")
     same(files.get_info("/root/roots", user="root").owner, "root")
     same(files.read("roots", user="root"), "x")
-    # The daemon may do everything, whoever asks; what it writes is the user's.
+    # The daemon has all permissions, for any user; files that it writes belong to the user.
     files.write("/etc/atoll-test", "x")
     same(files.get_info("/etc/atoll-test").owner, "user")
     sandbox.commands.run("echo secret >/root/hidden && chmod 600 /root/hidden", user="root")

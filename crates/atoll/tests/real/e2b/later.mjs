@@ -1,4 +1,4 @@
-// What comes later: each says so in words.
+// Features that are not implemented: each returns an error that says so.
 
 import assert from 'node:assert/strict'
 import { AuthenticationError, Sandbox, Secret, Template, Volume } from 'e2b'
@@ -22,7 +22,7 @@ try {
     assert.match(error.message, /does not support/, what)
     assert(error.message.includes(what), error.message)
   }
-  // Who has no key is told that, not what there is.
+  // A request without a key gets only the authentication error.
   await assert.rejects(Volume.list({ apiKey: 'e2b_' + '0'.repeat(64) }), AuthenticationError)
 } finally {
   await sandbox.kill()

@@ -63,7 +63,7 @@ with Sandbox.create(timeout=60) as sandbox:
             call()
     with raises(SandboxException, "501"):
         sandbox.create_snapshot()
-# Who has no key is told that, not what there is.
+# A request without a key gets only the authentication error.
 with raises(AuthenticationException):
     Volume.list(api_key="e2b_" + "0" * 64)
 asyncio.run(asynchronously())

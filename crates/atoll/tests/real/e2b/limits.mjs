@@ -1,4 +1,4 @@
-// A server that takes few requests a second: who sends more is told so, in calls and in streams.
+// A server with a low rate limit: calls and streams above it fail with the rate limit error.
 
 import assert from 'node:assert/strict'
 import { RateLimitError, Sandbox } from 'e2b'

@@ -44,7 +44,7 @@ def main():
     sandbox = Sandbox.create(timeout=100, idempotency_key="once", api_url=url)
     same(Losing.asked, ["once", "once"])
     same(count(), 1)
-    # The same question is the same sandbox, whoever repeats it; another one is refused.
+    # A repeated request returns the same sandbox; a different request with the same key is refused.
     same(Sandbox.create(timeout=100, idempotency_key="once").sandbox_id, sandbox.sandbox_id)
     with raises(SandboxException, "422"):
         Sandbox.create(timeout=101, idempotency_key="once")
@@ -54,6 +54,6 @@ def main():
     proxy.shutdown()
 
 
-# Older releases know no such keys.
+# Older releases do not support idempotency keys.
 if "idempotency_key" in inspect.signature(Sandbox.create).parameters:
     main()

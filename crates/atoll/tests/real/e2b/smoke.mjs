@@ -1,4 +1,4 @@
-// The first thing anybody tries.
+// The quick start example.
 
 import assert from 'node:assert/strict'
 import { Sandbox } from 'e2b'

@@ -150,7 +150,8 @@ async fn what_is_listened_to_does_not_end_by_itself_when_its_sandbox_does() {
         .await;
     })
     .await;
-    // One that the next request starts again is not gone, and `/health` says so: its streams end with a failure.
+    // A sandbox that resumes on the next request is not deleted, and `/health` reports that: its streams end with
+    // an error.
     let lifecycle = json!({ "autoPause": true, "autoResume": { "enabled": true } });
     let agent = Agent::make_with(&client, lifecycle).await;
     let (mut stream, _) = agent.start("exec sleep 600", &[]).await;
@@ -167,7 +168,8 @@ async fn what_is_listened_to_does_not_end_by_itself_when_its_sandbox_does() {
     server.close().await;
 }
 
-/// Asks all the time, until the sandbox is gone, and tells of each answer. `slow` is under way most of the time.
+/// Sends requests in a loop until the sandbox is deleted, and reports each response. `slow` requests are in flight
+/// most of the time.
 async fn ask_until_gone(agent: &Agent, slow: bool, answered: &Notify) {
     loop {
         let answer = if slow {

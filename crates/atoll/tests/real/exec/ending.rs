@@ -249,7 +249,7 @@ async fn ended_commands_do_not_pile_up_control_groups() {
     world.close().await;
 }
 
-/// Until it is its program, a command's process is one that root inside may kill or stop.
+/// Before exec, root inside can already kill or stop a command's process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_starts_although_everything_inside_was_killed_or_stopped() {
     let world = World::open().await;

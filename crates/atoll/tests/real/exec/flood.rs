@@ -139,7 +139,7 @@ async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
     wait_for("the window to be full", DEADLINE, || {
         written() > WINDOW - MIB
     });
-    // Others write as they like meanwhile, as much as would fill what is left many times.
+    // Other commands write meanwhile, many times the remaining space.
     let other = flood(&world, &neighbour, 2 * WINDOW).await;
     assert!(other.wait().await.success());
     assert!(written() <= read + WINDOW, "{} bytes", written());

@@ -283,7 +283,7 @@ async fn what_was_told_holds_after_two_hundred_kills() {
     }
     let told = book.read();
     assert!(told.warm >= LEAST, "{} claims", told.warm);
-    // Nothing is made by itself any more.
+    // No warm sandboxes are created any more.
     let alone = Config {
         warm_count: 0,
         embryo_count: 0,

@@ -39,7 +39,7 @@ impl Files {
         (fnv64(&there), self.length())
     }
 
-    /// Nothing changes in a time in which much would.
+    /// Asserts that no output appears for a time in which a running program writes much.
     fn stand_still(&self, when: &str) {
         let before = self.look();
         std::thread::sleep(MOMENT);

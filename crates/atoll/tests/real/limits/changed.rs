@@ -73,7 +73,7 @@ fn kept(runtime: &LocalRuntime, id: &SandboxId, controller: &str, v1: &str, v2: 
     text.trim().to_owned()
 }
 
-/// A runtime with so many warm sandboxes of `base`.
+/// A runtime with `count` warm sandboxes of `base`.
 async fn warm(count: usize) -> World {
     let world = World::open_as(|config| config.warm_count = count).await;
     filled(&world, count);

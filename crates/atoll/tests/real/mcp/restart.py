@@ -12,7 +12,7 @@ def restart():
 
 
 async def main():
-    # By its socket, which stays where it is.
+    # By its socket, whose path stays the same.
     elsewhere = {"ATOLL_URL": None, "ATOLL_API_KEY": None, "ATOLL_DATA_DIR": os.environ["ATOLL_DATA_DIR"]}
     async with host(**elsewhere) as session:
         own = await session.text("run_command", command="echo $ATOLL_SANDBOX_ID > id; cat id")

@@ -26,7 +26,7 @@ async def given():
         ask("DELETE", f"/sandboxes/{web}")
         code, told = await session.fault("list_files")
         assert code == "SANDBOX_NOT_FOUND" and "--sandbox" in told, told
-        # One of this name that comes later is meant too.
+        # A later sandbox of this name is used too.
         web = ask("POST", "/sandboxes", {"alias": "web"})["sandboxID"]
         assert await session.text("run_command", command="echo $ATOLL_SANDBOX_ID") == web
     # It was there before.

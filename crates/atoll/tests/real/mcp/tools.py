@@ -48,9 +48,9 @@ async def commands(session):
     assert told == "a b|$HOME|", told
     told = await session.text("run_command", command="pwd; echo $A", cwd="/tmp", env={"A": "b c"})
     assert told == "/tmp\nb c", told
-    # Nulls are what is left out.
+    # Null values count as omitted.
     assert await session.text("run_command", command="echo x", cwd=None, env=None, timeout=None, sandbox=None) == "x"
-    # What is left running stays.
+    # Background commands keep running.
     await session.text("run_command", command="sleep 1000 > log 2>&1 & echo $! > pid")
     assert await session.text("run_command", command="kill -0 $(cat pid) && echo alive") == "alive"
 
@@ -143,13 +143,13 @@ async def sandboxes(session):
     assert await session.text("list_files")
     [another] = ids()
     assert another != own
-    # One that was stopped is started again, and the agent hears of it.
+    # A stopped sandbox is started again, and the agent is notified.
     await session.text("write_file", path="kept", content="here")
     ask("POST", f"/sandboxes/{another}/stop")
     code, told = await session.fault("read_file", path="kept")
     assert code == "SANDBOX_STOPPED" and "started again" in told, told
     assert await session.text("read_file", path="kept") == "here"
-    # One that somebody else removed is told, once.
+    # A sandbox that another client deleted is reported, once.
     ask("DELETE", f"/sandboxes/{another}")
     code, told = await session.fault("list_files")
     assert code == "SANDBOX_NOT_FOUND" and "with its files" in told and "next call" in told, told

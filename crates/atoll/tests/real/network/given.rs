@@ -9,7 +9,7 @@ use super::scene::{Scene, accept, echo, links, sh, traces};
 use super::{internet, policy, reached};
 use crate::world::{DEADLINE, KINDS, Kind, World, binary, private, probe_spec, said, template};
 
-/// A runtime with so many warm sandboxes of one static binary, and as many of `base`.
+/// A runtime with `count` warm sandboxes of the static template, and as many of `base`.
 async fn warm(count: usize) -> World {
     let world = World::open_as(|config| {
         config.network = Scene::network();

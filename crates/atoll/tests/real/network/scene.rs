@@ -138,14 +138,14 @@ pub fn accept(from: &Receiver<TcpStream>) -> TcpStream {
     from.recv_timeout(Duration::from_secs(20)).unwrap()
 }
 
-/// Says something to a probe that repeats what it hears.
+/// Sends data to an echo probe and checks the reply.
 pub fn echo(mut stream: &TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.write_all(b"again")?;
     stream.read_exact(&mut [0; 5])
 }
 
-/// Connects in the network namespace of this thread, and hears the greeting.
+/// Connects in the network namespace of this thread, and reads the greeting.
 pub fn reach(address: &str) -> io::Result<()> {
     let address: SocketAddr = address.parse().unwrap();
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))?;

@@ -1,7 +1,7 @@
 //! A watch on a tree of a million entries (D09).
 //!
-//! To make so many takes minutes wherever they are made one by one. A btrfs makes a copy of ten thousand in a
-//! millisecond, so the tree is a hundred snapshots of one, and the sandbox sees it as a directory of the host.
+//! To create a million files one by one takes minutes. A btrfs snapshot copies ten thousand in a millisecond, so
+//! the tree consists of a hundred snapshots, and the sandbox sees it as a mounted directory of the host.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::PermissionsExt;
