@@ -65,10 +65,10 @@ pub enum ExecEvent {
 
 impl<'a> Exec<'a> {
     /// Starts a command. Retries use the same idempotency key, so that it is started once.
-    pub async fn start(client: &'a Client, sandbox: &str, asked: &Value) -> Result<Self, Error> {
+    pub async fn start(client: &'a Client, sandbox: &str, body: &Value) -> Result<Self, Error> {
         let commands = path(&["sandboxes", sandbox, "commands"]);
         let key = RequestId::random();
-        let begin = Request::post(&commands, asked).header("idempotency-key", key.as_str());
+        let begin = Request::post(&commands, body).header("idempotency-key", key.as_str());
         let begun = client.call(&begin.idempotent()).await?;
         Self::find(
             client,

@@ -165,11 +165,11 @@ impl Client {
     pub async fn ask(&self, request: &Request) -> Result<Response, Error> {
         let mut patience = RetryPolicy::new(request.is_repeatable());
         loop {
-            let asked = async {
+            let exchange = async {
                 let (response, sender) = self.exchange(request, request.body()).await?;
                 self.finish(response, sender).await
             };
-            match asked.await {
+            match exchange.await {
                 Ok(answer) => return Ok(answer),
                 // An earlier attempt succeeded, but its response was lost.
                 Err(RequestError::Rejected(error))
@@ -191,12 +191,12 @@ impl Client {
     }
 
     /// Fetches all pages of a list.
-    pub async fn list(&self, path: &str, asked: &[(&str, &str)]) -> Result<Vec<Value>, Error> {
+    pub async fn list(&self, path: &str, parameters: &[(&str, &str)]) -> Result<Vec<Value>, Error> {
         let (mut all, mut cursor) = (Vec::new(), None::<String>);
         loop {
-            let mut asked = asked.to_vec();
-            asked.extend(cursor.as_deref().map(|cursor| ("cursor", cursor)));
-            let answer = self.ask(&Request::get(query(path, &asked))).await?;
+            let mut parameters = parameters.to_vec();
+            parameters.extend(cursor.as_deref().map(|cursor| ("cursor", cursor)));
+            let answer = self.ask(&Request::get(query(path, &parameters))).await?;
             match answer.json()? {
                 Value::Array(part) => all.extend(part),
                 other => all.push(other),
@@ -283,7 +283,7 @@ impl Client {
             Ok(Err(error)) => return Err(RequestError::Unreachable(error)),
             Err(_) => {
                 let message = format!(
-                    "nobody answers at {} within {} s",
+                    "no response from {} within {} s",
                     self.target,
                     CONNECT.as_secs()
                 );

@@ -167,9 +167,9 @@ pub fn path(parts: &[&str]) -> String {
 }
 
 /// Appends query parameters to a path.
-pub fn query(path: &str, asked: &[(&str, &str)]) -> String {
+pub fn query(path: &str, parameters: &[(&str, &str)]) -> String {
     let mut text = path.to_owned();
-    for (number, (name, value)) in asked.iter().enumerate() {
+    for (number, (name, value)) in parameters.iter().enumerate() {
         text.push(if number == 0 { '?' } else { '&' });
         encode(name, &mut text);
         text.push('=');
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn whatever_a_name_is_it_stays_one_part_of_a_path() {
         assert_eq!(path(&["a/b", "tag:x", "ü?#"]), "/a%2Fb/tag:x/%C3%BC%3F%23");
-        let asked = query("/x", &[("path", "a b&c=d"), ("user", "root")]);
-        assert_eq!(asked, "/x?path=a%20b%26c%3Dd&user=root");
+        let target = query("/x", &[("path", "a b&c=d"), ("user", "root")]);
+        assert_eq!(target, "/x?path=a%20b%26c%3Dd&user=root");
     }
 }

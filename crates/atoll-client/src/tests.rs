@@ -109,8 +109,8 @@ async fn what_was_deleted_without_a_word_is_deleted() {
 async fn a_command_is_started_by_one_key_however_often_it_is_asked_for() {
     let begun = Say("201 Created", r#"{"execID": "exec_aaaaabbbbbcccccddddd"}"#);
     let (client, served) = server(vec![Cut, Cut, begun]);
-    let asked = json!({ "cmd": "true" });
-    let exec = Exec::start(&client, "web", &asked).await.unwrap();
+    let body = json!({ "cmd": "true" });
+    let exec = Exec::start(&client, "web", &body).await.unwrap();
     assert_eq!(exec.id, "exec_aaaaabbbbbcccccddddd");
     let heard = served.requests();
     assert!(heard[0].starts_with("post /sandboxes/web/commands "));

@@ -118,8 +118,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    fn path(&self, call: &[&str], asked: &[(&str, &str)]) -> String {
-        file_call(self.sandbox, call, asked, self.user)
+    fn path(&self, call: &[&str], parameters: &[(&str, &str)]) -> String {
+        file_call(self.sandbox, call, parameters, self.user)
     }
 
     /// Uploads a file or directory.

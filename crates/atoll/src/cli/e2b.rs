@@ -80,7 +80,7 @@ impl Env {
 
     /// URL of the server, and the key that other commands use for it.
     fn server(&self, config: &Config) -> Result<(String, Option<String>), Error> {
-        let told = match &self.data_dir {
+        let configured = match &self.data_dir {
             // `--data-dir` names a server of this machine: the server in the environment is
             // ignored.
             Some(_) => self.remote.said(),
@@ -89,7 +89,7 @@ impl Env {
         // With --data-dir and ATOLL_URL, ATOLL_API_KEY is a key of that other server.
         let is_foreign = self.data_dir.is_some() && config.url.is_some();
         let key = config.api_key.clone().filter(|_| !is_foreign);
-        Ok(told.unwrap_or_else(|| (running(self.data(config)), key)))
+        Ok(configured.unwrap_or_else(|| (running(self.data(config)), key)))
     }
 
     /// The key to print, with E2B's prefix.
@@ -108,7 +108,7 @@ impl Env {
             return Ok(key);
         }
         match configured {
-            Some(key) => spelled(&key, "the key that this server is asked with"),
+            Some(key) => spelled(&key, "the key of this server"),
             None => create_key(data),
         }
     }
@@ -157,7 +157,7 @@ fn checked(url: &str) -> Result<&str, Error> {
     if place.is_some_and(is_plain) {
         return Ok(url);
     }
-    let message = format!("E2B's clients cannot be told to go to {url:?}");
+    let message = format!("E2B's clients cannot use the URL {url:?}");
     let remedy = "say where the server is without a path, such as --url http://127.0.0.1:8080";
     Err(Error::invalid("url", message, remedy))
 }

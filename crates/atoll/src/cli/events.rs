@@ -79,11 +79,11 @@ impl Events {
         after: Option<i64>,
     ) -> Result<(), Error> {
         let after = after.map(|after| after.to_string());
-        let asked: Vec<_> = after
+        let parameters: Vec<_> = after
             .iter()
             .map(|after| ("after", after.as_str()))
             .collect();
-        let mut events = client.events(Request::get(query("/events", &asked)));
+        let mut events = client.events(Request::get(query("/events", &parameters)));
         while let Some(event) = events.next().await? {
             if id.is_none_or(|id| text(&event.data, "sandboxID") == id) {
                 print(&event.data, self.json);

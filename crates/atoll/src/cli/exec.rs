@@ -73,7 +73,7 @@ impl Exec {
     }
 
     fn whole(&self, config: &Config) -> Result<u8, Error> {
-        let asked = Asked {
+        let request = ExecRequest {
             command: &self.command,
             environment: variables(&self.env)?.into_iter().collect(),
             cwd: self.cwd.as_deref(),
@@ -83,7 +83,7 @@ impl Exec {
         self.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             if self.detach {
-                let id = Command::start(client, &sandbox, &asked.body(Input::Null))
+                let id = Command::start(client, &sandbox, &request.body(Input::Null))
                     .await?
                     .id;
                 if self.json {
@@ -95,7 +95,7 @@ impl Exec {
             }
             // From here on signals are forwarded to the command.
             let mut signals = Signals::new()?;
-            let exit = asked.pass(client, &sandbox, &mut signals).await?;
+            let exit = request.pass(client, &sandbox, &mut signals).await?;
             explain(exit, self.timeout, None);
             Ok(exit.exit_code as u8)
         })
@@ -111,7 +111,7 @@ enum Input {
 
 /// A command for a sandbox of a server.
 #[derive(Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ExecRequest<'a> {
     pub(crate) command: &'a [String],
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) cwd: Option<&'a str>,
@@ -119,7 +119,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) deadline: Option<Duration>,
 }
 
-impl Asked<'_> {
+impl ExecRequest<'_> {
     /// The body of the request.
     fn body(&self, input: Input) -> Value {
         let (program, args) = match self.command.split_first() {

@@ -65,8 +65,8 @@ struct Common {
 
 impl Common {
     /// Calls the file API for one path.
-    fn path(&self, sandbox: &str, call: &[&str], asked: &[(&str, &str)]) -> String {
-        file_call(sandbox, call, asked, self.user.as_deref())
+    fn path(&self, sandbox: &str, call: &[&str], parameters: &[(&str, &str)]) -> String {
+        file_call(sandbox, call, parameters, self.user.as_deref())
     }
 }
 
@@ -192,10 +192,8 @@ impl One {
         self.common.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let path = self.common.path(&id, &["mkdir"], &[]);
-            let asked = json!({ "path": self.path });
-            client
-                .ask(&Request::post(path, &asked).idempotent())
-                .await?;
+            let body = json!({ "path": self.path });
+            client.ask(&Request::post(path, &body).idempotent()).await?;
             Ok(())
         })
     }
@@ -221,9 +219,9 @@ impl Ls {
         let answer = self.common.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let depth = self.depth.to_string();
-            let asked = [("path", self.path.as_str()), ("depth", depth.as_str())];
+            let parameters = [("path", self.path.as_str()), ("depth", depth.as_str())];
             client
-                .call(&Request::get(self.common.path(&id, &["list"], &asked)))
+                .call(&Request::get(self.common.path(&id, &["list"], &parameters)))
                 .await
         })?;
         if self.json {
@@ -262,8 +260,8 @@ impl Rm {
             let id = find(client, &self.sandbox).await?;
             for path in &self.paths {
                 let recursive = self.recursive.to_string();
-                let asked = [("path", path.as_str()), ("recursive", recursive.as_str())];
-                let path = self.common.path(&id, &[], &asked);
+                let parameters = [("path", path.as_str()), ("recursive", recursive.as_str())];
+                let path = self.common.path(&id, &[], &parameters);
                 client.ask(&Request::delete(path)).await?;
             }
             Ok(())
@@ -276,11 +274,11 @@ impl Watch {
         self.common.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let recursive = self.recursive.to_string();
-            let asked = [
+            let parameters = [
                 ("path", self.path.as_str()),
                 ("recursive", recursive.as_str()),
             ];
-            let path = self.common.path(&id, &["watch"], &asked);
+            let path = self.common.path(&id, &["watch"], &parameters);
             let mut events = client.events(Request::get(path)).without_resume();
             while let Some(event) = events.next().await? {
                 self.show(event);
@@ -314,13 +312,18 @@ pub(super) async fn look(
     path: &str,
     user: Option<&str>,
 ) -> Result<(Value, bool), Error> {
-    let asked = [("path", path), ("limit", "1")];
-    let stat = file_call(sandbox, &["stat"], asked.get(..1).unwrap_or_default(), user);
+    let parameters = [("path", path), ("limit", "1")];
+    let stat = file_call(
+        sandbox,
+        &["stat"],
+        parameters.get(..1).unwrap_or_default(),
+        user,
+    );
     let entry = client.call(&Request::get(stat)).await?;
     let directory = match text(&entry, "type") {
         "directory" => true,
         "link" => {
-            let list = Request::get(file_call(sandbox, &["list"], &asked, user));
+            let list = Request::get(file_call(sandbox, &["list"], &parameters, user));
             client.call(&list).await.is_ok()
         }
         _ => false,

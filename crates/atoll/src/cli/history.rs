@@ -138,12 +138,12 @@ async fn newest(client: &Client, path: &str, limit: usize) -> Result<Vec<Value>,
     let page = most.min(PAGE).to_string();
     let (mut all, mut cursor) = (Vec::new(), None::<String>);
     loop {
-        let asked = cursor.as_deref().map(|cursor| ("cursor", cursor));
-        let asked: Vec<_> = [("limit", page.as_str())]
+        let parameters = cursor.as_deref().map(|cursor| ("cursor", cursor));
+        let parameters: Vec<_> = [("limit", page.as_str())]
             .into_iter()
-            .chain(asked)
+            .chain(parameters)
             .collect();
-        let answer = client.ask(&Request::get(query(path, &asked))).await?;
+        let answer = client.ask(&Request::get(query(path, &parameters))).await?;
         if let Value::Array(part) = answer.json()? {
             all.extend(part);
         }

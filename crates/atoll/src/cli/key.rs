@@ -119,26 +119,26 @@ impl Create {
     fn run(&self, config: &Config) -> Result<(), Error> {
         let scope = self.scope.to_possible_value();
         let scope = scope.map(|value| value.get_name().to_owned());
-        let mut asked = json!({ "name": self.name, "scope": scope });
+        let mut body = json!({ "name": self.name, "scope": scope });
         if let Some(time) = self.expires {
             let end = Timestamp::now().checked_add(time);
             let end = end.map_err(|_| {
                 Error::invalid("expires", "--expires is too far away", "give it like 90d")
             })?;
-            asked["expiresAt"] = json!(end.to_string());
+            body["expiresAt"] = json!(end.to_string());
         }
         let made = self.remote.with(config, async |client| {
             if let Some(org) = &self.org {
-                asked["orgID"] = json!(find(client, org).await?);
+                body["orgID"] = json!(find(client, org).await?);
             }
-            client.call(&Request::post("/keys", &asked)).await
+            client.call(&Request::post("/keys", &body)).await
         })?;
         if self.json {
             return say_json(&made);
         }
         say(text(&made, "key"));
         eprint_line(&format!(
-            "  {} is told this once: keep it where it is safe",
+            "  {} is shown only once: store it in a safe place",
             text(&made, "keyID")
         ));
         Ok(())
@@ -152,8 +152,8 @@ impl Ls {
                 Some(org) => Some(find(client, org).await?),
                 None => None,
             };
-            let asked: Vec<_> = org.iter().map(|org| ("orgID", org.as_str())).collect();
-            client.list("/keys", &asked).await
+            let parameters: Vec<_> = org.iter().map(|org| ("orgID", org.as_str())).collect();
+            client.list("/keys", &parameters).await
         })?;
         keys.retain(|key| self.all || key["revokedAt"].is_null());
         if self.json {
@@ -195,10 +195,10 @@ impl Rm {
                 Some(org) => Some(find(client, org).await?),
                 None => None,
             };
-            let asked: Vec<_> = org.iter().map(|org| ("orgID", org.as_str())).collect();
+            let parameters: Vec<_> = org.iter().map(|org| ("orgID", org.as_str())).collect();
             let mut failed = None;
             for key in &self.keys {
-                let request = Request::delete(query(&path(&["keys", key]), &asked));
+                let request = Request::delete(query(&path(&["keys", key]), &parameters));
                 match client.ask(&request).await {
                     Ok(_) => say(key),
                     Err(error) => {

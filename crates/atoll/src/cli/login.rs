@@ -88,10 +88,10 @@ fn refused(error: Error, without_key: bool) -> Error {
 
 /// Reads the key without echo; the inner `Err` is a signal that arrived first.
 async fn key() -> Result<Result<String, i32>, Error> {
-    let asked = std::io::stdin().is_terminal();
+    let interactive = std::io::stdin().is_terminal();
     let mut signals = Signals::new()?;
-    let silent = asked.then(Raw::without_echo).transpose()?;
-    if asked {
+    let silent = interactive.then(Raw::without_echo).transpose()?;
+    if interactive {
         let _ = write!(std::io::stderr(), "key: ");
     }
     let (read, line) = tokio::sync::oneshot::channel();
@@ -106,7 +106,7 @@ async fn key() -> Result<Result<String, i32>, Error> {
         number = signals.next() => return Ok(Err(number)),
     };
     drop(silent);
-    if asked {
+    if interactive {
         eprint_line("");
     }
     let line = line

@@ -50,11 +50,11 @@ impl Logs {
     async fn all(&self, client: &Client, id: &str) -> Result<(), Error> {
         let mut after = None::<String>;
         loop {
-            let asked: Vec<_> = after
+            let parameters: Vec<_> = after
                 .iter()
                 .map(|after| ("after", after.as_str()))
                 .collect();
-            let path = query(&below(id, &["logs"]), &asked);
+            let path = query(&below(id, &["logs"]), &parameters);
             let answer = client.ask(&Request::get(path)).await?;
             for line in answer.json()?.as_array().into_iter().flatten() {
                 self.show(line);

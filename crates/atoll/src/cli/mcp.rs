@@ -103,15 +103,15 @@ impl Mcp {
         if let Some(name) = &self.sandbox {
             return Ok(SandboxScope::Given(name.clone()));
         }
-        let mut asked = self.size.asked()?;
-        asked.insert("timeout".into(), seconds("timeout", self.timeout)?);
-        asked.extend(
+        let mut body = self.size.body()?;
+        body.insert("timeout".into(), seconds("timeout", self.timeout)?);
+        body.extend(
             self.template
                 .as_ref()
                 .map(|name| ("template".to_owned(), json!(name))),
         );
         Ok(SandboxScope::Own {
-            asked,
+            body,
             network: self.size.net,
             timeout: self.timeout,
         })

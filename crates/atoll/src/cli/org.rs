@@ -123,27 +123,27 @@ impl Org {
 
 impl Limits {
     /// The body of the request, where `null` is no limit.
-    fn asked(&self, name: Option<&String>) -> Result<Value, Error> {
-        let mut asked = json!({});
+    fn body(&self, name: Option<&String>) -> Result<Value, Error> {
+        let mut body = json!({});
         if let Some(name) = name {
-            asked["name"] = json!(name);
+            body["name"] = json!(name);
         }
         if let Some(most) = self.max_sandboxes {
-            asked["maxSandboxes"] = json!((most > 0).then_some(most));
+            body["maxSandboxes"] = json!((most > 0).then_some(most));
         }
         if let Some(most) = self.max_timeout {
             let whole = seconds("max-timeout", most)?;
-            asked["maxTimeout"] = json!((!most.is_zero()).then_some(whole));
+            body["maxTimeout"] = json!((!most.is_zero()).then_some(whole));
         }
-        Ok(asked)
+        Ok(body)
     }
 }
 
 impl Create {
     fn run(&self, config: &Config) -> Result<(), Error> {
-        let asked = self.limits.asked(Some(&self.name))?;
+        let body = self.limits.body(Some(&self.name))?;
         let made = self.remote.with(config, async |client| {
-            client.call(&Request::post("/orgs", &asked)).await
+            client.call(&Request::post("/orgs", &body)).await
         })?;
         show(&made, self.json)
     }
@@ -151,10 +151,10 @@ impl Create {
 
 impl Set {
     fn run(&self, config: &Config) -> Result<(), Error> {
-        let asked = self.limits.asked(self.name.as_ref())?;
+        let body = self.limits.body(self.name.as_ref())?;
         let changed = self.remote.with(config, async |client| {
             let id = find(client, &self.org).await?;
-            let request = Request::patch(path(&["orgs", &id]), &asked);
+            let request = Request::patch(path(&["orgs", &id]), &body);
             client.call(&request).await
         })?;
         show(&changed, self.json)

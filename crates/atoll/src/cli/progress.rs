@@ -11,7 +11,7 @@ use super::eprint_line;
 pub(crate) struct Bar {
     shown: ProgressBar,
     what: String,
-    told: bool,
+    announced: bool,
 }
 
 impl Bar {
@@ -27,15 +27,15 @@ impl Bar {
         Self {
             shown,
             what: what.to_owned(),
-            told: false,
+            announced: false,
         }
     }
 
     pub(crate) fn show(&mut self, progress: &Progress) {
-        if !self.told && self.shown.is_hidden() {
+        if !self.announced && self.shown.is_hidden() {
             eprint_line(&format!("atoll: {} …", self.what));
         }
-        self.told = true;
+        self.announced = true;
         self.shown.set_message(match progress.stage {
             Stage::Waiting => format!("{}: waiting for another atoll", self.what),
             _ => self.what.clone(),

@@ -244,10 +244,10 @@ impl Sandbox {
 
 impl Create {
     pub(crate) fn run(&self, config: &Config) -> Result<(), Error> {
-        let asked = self.asked()?;
+        let body = self.body()?;
         let made = self
             .remote
-            .with(config, async |client| create(client, &asked).await)?;
+            .with(config, async |client| create(client, &body).await)?;
         if self.json {
             return say_json(&made);
         }
@@ -258,10 +258,10 @@ impl Create {
         Ok(())
     }
 
-    fn asked(&self) -> Result<Value, Error> {
-        let mut asked = self.size.asked()?;
+    fn body(&self) -> Result<Value, Error> {
+        let mut body = self.size.body()?;
         let mut add = |name: &str, value: Option<Value>| {
-            asked.extend(value.map(|value| (name.to_owned(), value)));
+            body.extend(value.map(|value| (name.to_owned(), value)));
         };
         add("template", self.template.as_ref().map(|name| json!(name)));
         add("alias", self.name.as_ref().map(|name| json!(name)));
@@ -279,13 +279,13 @@ impl Create {
         add("durable", self.durable.then_some(json!(true)));
         add("envs", pairs("env", &self.env)?);
         add("metadata", pairs("metadata", &self.metadata)?);
-        Ok(Value::Object(asked))
+        Ok(Value::Object(body))
     }
 }
 
 impl Size {
     /// The body of the request.
-    pub(crate) fn asked(&self) -> Result<Map<String, Value>, Error> {
+    pub(crate) fn body(&self) -> Result<Map<String, Value>, Error> {
         let usual = Limits::default();
         let limits = Limits {
             cpus: self.cpus.unwrap_or(usual.cpus),
@@ -298,9 +298,9 @@ impl Size {
 }
 
 /// Creates a sandbox. Retries use the same idempotency key, so that only one is created.
-pub(crate) async fn create(client: &Client, asked: &Value) -> Result<Value, Error> {
+pub(crate) async fn create(client: &Client, body: &Value) -> Result<Value, Error> {
     let key = RequestId::random();
-    let request = Request::post("/sandboxes", asked)
+    let request = Request::post("/sandboxes", body)
         .header("idempotency-key", key.as_str())
         .deadline(Duration::from_mins(2));
     client.call(&request.idempotent()).await
@@ -316,7 +316,7 @@ pub(crate) fn described(
     let rules = |rules: &[NetworkRule]| -> Vec<String> {
         rules.iter().map(NetworkRule::to_string).collect()
     };
-    let asked = json!({
+    let body = json!({
         "cpuCount": f64::from(limits.cpus.0) / 1000.0,
         "memoryMB": mebibytes("memory", limits.memory)?,
         "diskMB": mebibytes("disk", limits.disk)?,
@@ -325,10 +325,10 @@ pub(crate) fn described(
         "allow": rules(allow),
         "deny": rules(deny),
     });
-    let Value::Object(asked) = asked else {
+    let Value::Object(body) = body else {
         return Err(Error::new(Code::Internal, "a sandbox is an object"));
     };
-    Ok(asked)
+    Ok(body)
 }
 
 fn mebibytes(field: &str, size: Bytes) -> Result<u64, Error> {
@@ -490,10 +490,10 @@ pub(crate) async fn change(
 
 impl Timeout {
     fn run(&self, config: &Config) -> Result<(), Error> {
-        let asked = json!({ "timeout": seconds("timeout", self.duration)? });
+        let body = json!({ "timeout": seconds("timeout", self.duration)? });
         let sandbox = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
-            let request = Request::post(below(&id, &["timeout"]), &asked).idempotent();
+            let request = Request::post(below(&id, &["timeout"]), &body).idempotent();
             client.ask(&request).await?;
             client.call(&Request::get(below(&id, &[]))).await
         })?;

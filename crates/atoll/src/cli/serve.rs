@@ -167,7 +167,7 @@ impl ResolvedSettings {
         }
         // Before the server announces its address: signals that arrive right after that are
         // handled.
-        let asked = Asked::listen()?;
+        let signals = Signals::listen()?;
         exceptions::record(&config.data, &self.exceptions)?;
         let place = config.data.join(PLACE);
         write_atomic(&place, &self.url(at))?;
@@ -204,7 +204,7 @@ impl ResolvedSettings {
             serve(Listener::Plain(metrics), exporter, shares.metrics);
         }
         drop(opening);
-        asked.wait_for_shutdown(tls.as_ref()).await;
+        signals.wait_for_shutdown(tls.as_ref()).await;
         eprint_line(match self.on_exit {
             OnExit::Keep => "ending: requests under way are finished, sandboxes go on",
             OnExit::Destroy => "ending: requests under way are finished, sandboxes are deleted",
@@ -410,13 +410,13 @@ fn operators_socket(data: &Path) -> Result<UnixListener, Error> {
 }
 
 /// Signals that the server handles.
-struct Asked {
+struct Signals {
     terminate: Signal,
     interrupt: Signal,
     again: Signal,
 }
 
-impl Asked {
+impl Signals {
     fn listen() -> Result<Self, Error> {
         let hear = |kind| signal(kind).map_err(|error| failed("hear signals", &error));
         Ok(Self {

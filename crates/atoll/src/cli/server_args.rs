@@ -124,12 +124,12 @@ pub(crate) fn below(sandbox: &str, parts: &[&str]) -> String {
 pub(crate) fn file_call(
     sandbox: &str,
     call: &[&str],
-    asked: &[(&str, &str)],
+    parameters: &[(&str, &str)],
     user: Option<&str>,
 ) -> String {
     let user = user.map(|user| ("user", user));
-    let asked: Vec<_> = asked.iter().copied().chain(user).collect();
-    query(&below(sandbox, &[&["files"], call].concat()), &asked)
+    let parameters: Vec<_> = parameters.iter().copied().chain(user).collect();
+    query(&below(sandbox, &[&["files"], call].concat()), &parameters)
 }
 
 /// Resolves an id, name or prefix to the id for paths. A complete id needs no request.

@@ -108,13 +108,13 @@ impl Shell {
             let session = if let Some(id) = id {
                 Session::attach(client, &sandbox, &id)
             } else {
-                let asked = Asked {
+                let request = TerminalRequest {
                     command: &self.command,
                     environment,
                     cwd: self.cwd.as_deref(),
                     user: self.user.as_deref(),
                 };
-                Session::make(client, &sandbox, &asked, size).await?
+                Session::make(client, &sandbox, &request, size).await?
             };
             let mut signals = Signals::new()?;
             Ok(session.show(&mut signals).await?.exit_code as u8)
@@ -140,7 +140,7 @@ impl Shell {
 
 /// Program of a terminal; none is a shell.
 #[derive(Debug)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct TerminalRequest<'a> {
     pub(crate) command: &'a [String],
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) cwd: Option<&'a str>,
@@ -168,19 +168,19 @@ impl<'a> Session<'a> {
     pub(crate) async fn make(
         client: &'a Client,
         sandbox: &'a str,
-        asked: &Asked<'_>,
+        request: &TerminalRequest<'_>,
         size: TerminalSize,
     ) -> Result<Self, Error> {
         let mut body = json!({
             "cols": size.columns,
             "rows": size.rows,
-            "envs": asked.environment,
+            "envs": request.environment,
         });
-        if let Some((program, args)) = asked.command.split_first() {
+        if let Some((program, args)) = request.command.split_first() {
             body["shell"] = json!(program);
             body["args"] = json!(args);
         }
-        for (name, value) in [("cwd", asked.cwd), ("user", asked.user)] {
+        for (name, value) in [("cwd", request.cwd), ("user", request.user)] {
             if let Some(value) = value {
                 body[name] = json!(value);
             }

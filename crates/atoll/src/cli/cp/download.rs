@@ -63,7 +63,7 @@ pub(crate) async fn file(
     client: &Client,
     path: &str,
     out: &mut impl Write,
-    told: &mut impl FnMut(u64),
+    on_progress: &mut impl FnMut(u64),
 ) -> Result<(), Error> {
     let mut patience = RetryPolicy::new(true);
     let (mut position, mut size) = (0_u64, None::<String>);
@@ -103,7 +103,7 @@ pub(crate) async fn file(
                 Ok(Some(Ok(bytes))) => {
                     patience.reset();
                     position += bytes.len() as u64;
-                    told(bytes.len() as u64);
+                    on_progress(bytes.len() as u64);
                     match out.write_all(&bytes) {
                         // The reader has closed the pipe.
                         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),

@@ -124,7 +124,7 @@ async fn send_tree(
     let shown = bar(&name(source), None);
     let left_out = Arc::new(Mutex::new((0, Vec::new())));
     let top = source.to_owned();
-    let told = Arc::clone(&left_out);
+    let skipped = Arc::clone(&left_out);
     let answer = send(client, request, patience, &shown, move |out| {
         let mut packing = Packing {
             attributes,
@@ -133,7 +133,7 @@ async fn send_tree(
             left_out: (0, Vec::new()),
         };
         packing.tree(&top)?;
-        *told.lock().unwrap_or_else(PoisonError::into_inner) = packing.left_out;
+        *skipped.lock().unwrap_or_else(PoisonError::into_inner) = packing.left_out;
         let done = packing.archive.into_inner().and_then(|mut out| out.flush());
         done.map_err(|error| gone(&error))
     });
@@ -157,11 +157,11 @@ async fn send(
         let failed = Arc::new(Mutex::new(None));
         let sent = Arc::new(AtomicU64::new(0));
         let (body, out) = body(Arc::clone(&sent), shown.clone());
-        let (work, told) = (work.clone(), Arc::clone(&failed));
+        let (work, failure) = (work.clone(), Arc::clone(&failed));
         std::thread::spawn(move || {
             let sender = out.sender.clone();
             if let Err(error) = work(out) {
-                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                 // The body is aborted, so that the server does not take it for complete.
                 let _ = sender.blocking_send(Err(io::ErrorKind::Interrupted.into()));
             }
@@ -310,7 +310,7 @@ impl Packing {
             .chain(io::repeat(0))
             .take(found.len());
         let added = self.archive.append_data(&mut header, below, contents);
-        added.map_err(|error| told(path, &error))
+        added.map_err(|error| packing_error(path, &error))
     }
 
     fn link(&mut self, path: &Path, below: &Path) -> Result<(), Error> {
@@ -332,7 +332,7 @@ impl Packing {
             Some(target) => self.archive.append_link(&mut header, below, target),
             None => self.archive.append_data(&mut header, below, io::empty()),
         };
-        added.map_err(|error| told(below, &error))
+        added.map_err(|error| packing_error(below, &error))
     }
 
     fn header(&self, kind: EntryType, found: &Metadata) -> Header {
@@ -377,7 +377,7 @@ pub(super) fn unreadable(path: &Path, error: &io::Error) -> Error {
 }
 
 /// Error for a file that could not be packed.
-fn told(path: &Path, error: &io::Error) -> Error {
+fn packing_error(path: &Path, error: &io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::BrokenPipe => gone(error),
         _ => unreadable(path, error),

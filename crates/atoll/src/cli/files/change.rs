@@ -98,9 +98,9 @@ impl FromTo {
         self.common.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let to = self.target(client, &id).await?;
-            let asked = json!({ "from": self.from, "to": to, "replace": self.force });
+            let body = json!({ "from": self.from, "to": to, "replace": self.force });
             let path = self.common.path(&id, &[call], &[]);
-            client.ask(&Request::post(path, &asked)).await.map(|_| ())
+            client.ask(&Request::post(path, &body)).await.map(|_| ())
         })
     }
 
@@ -133,16 +133,16 @@ impl Common {
         sandbox: &str,
         call: &str,
         paths: &[String],
-        asked: &Value,
+        body: &Value,
         config: &Config,
     ) -> Result<ExitCode, Error> {
         let client = self.remote.client(config)?;
         block_on(async {
             let id = find(&client, sandbox).await?;
             let change = async |path: &str| {
-                let mut asked = asked.clone();
-                asked["path"] = json!(path);
-                let request = Request::post(self.path(&id, &[call], &[]), &asked);
+                let mut body = body.clone();
+                body["path"] = json!(path);
+                let request = Request::post(self.path(&id, &[call], &[]), &body);
                 // The request is idempotent.
                 client.ask(&request.idempotent()).await.map(|_| ())
             };
@@ -153,28 +153,28 @@ impl Common {
 
 impl Chmod {
     pub(super) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        let asked = json!({ "mode": self.mode });
+        let body = json!({ "mode": self.mode });
         self.common
-            .change(&self.sandbox, "chmod", &self.paths, &asked, config)
+            .change(&self.sandbox, "chmod", &self.paths, &body, config)
     }
 }
 
 impl Chown {
     pub(super) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let (owner, group) = self.owner.split_once(':').unwrap_or((&self.owner, ""));
-        let mut asked = json!({});
+        let mut body = json!({});
         for (field, name) in [("owner", owner), ("group", group)] {
             if !name.is_empty() {
-                asked[field] = json!(name);
+                body[field] = json!(name);
             }
         }
-        if asked == json!({}) {
+        if body == json!({}) {
             let message = format!("{:?} names neither an owner nor a group", self.owner);
             let remedy = "write it as OWNER, OWNER:GROUP or :GROUP";
             return Err(Error::invalid("owner", message, remedy));
         }
         self.common
-            .change(&self.sandbox, "chown", &self.paths, &asked, config)
+            .change(&self.sandbox, "chown", &self.paths, &body, config)
     }
 }
 

@@ -43,12 +43,12 @@ pub(crate) struct Search {
 impl Search {
     pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
         let limit = self.limit.to_string();
-        let mut asked = vec![("path", self.path.as_str()), ("limit", limit.as_str())];
-        asked.extend(self.name.as_deref().map(|name| ("query", name)));
-        asked.extend(self.content.as_deref().map(|text| ("content", text)));
+        let mut parameters = vec![("path", self.path.as_str()), ("limit", limit.as_str())];
+        parameters.extend(self.name.as_deref().map(|name| ("query", name)));
+        parameters.extend(self.content.as_deref().map(|text| ("content", text)));
         let found = self.common.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
-            let path = self.common.path(&id, &["search"], &asked);
+            let path = self.common.path(&id, &["search"], &parameters);
             client.call(&Request::get(path)).await
         })?;
         if self.json {

@@ -23,7 +23,7 @@ use super::tools::{About, Sandbox, Tool, ToolContext, ToolEffect, cancelled};
 /// Default timeout in seconds.
 const USUAL: f64 = 60.0;
 /// Interval between progress notifications, with or without new output.
-const TOLD: Duration = Duration::from_millis(200);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 const SILENT: Duration = Duration::from_secs(10);
 /// Maximum output in one notification.
 const NEWS: usize = 8 << 10;
@@ -48,7 +48,7 @@ impl Tool for RunCommand {
         name: "run_command",
         title: "Run a command",
         description: "Run a command in the sandbox and get what it writes and how it ends. Each call is a new shell; files stay. \
-            Of long output only the beginning and the end are told. To leave something running, end the line with & and send its \
+            Of long output only the beginning and the end are returned. To leave something running, end the line with & and send its \
             output to a file.",
         nature: ToolEffect::Runs,
         sandbox: Sandbox::Usual,
@@ -65,8 +65,8 @@ impl Tool for RunCommand {
             ));
         }
         // A started command must be killed by us, so the start is not cancelled.
-        let asked = self.asked(timeout);
-        let mut exec = Exec::start(place.client, &place.sandbox, &asked).await?;
+        let body = self.body(timeout);
+        let mut exec = Exec::start(place.client, &place.sandbox, &body).await?;
         let remote = exec.remote();
         let news = PendingOutput::default();
         let teller = place.context.meta.get_progress_token();
@@ -76,7 +76,7 @@ impl Tool for RunCommand {
             begun: Instant::now(),
             timeout,
         });
-        let told = async {
+        let notified = async {
             match &teller {
                 Some(teller) => teller.tell(&news).await,
                 None => std::future::pending().await,
@@ -94,9 +94,9 @@ impl Tool for RunCommand {
                 } else {
                     None
                 };
-                Ok(output.told(timeout, end))
+                Ok(output.to_output(timeout, end))
             }
-            never = told => match never {},
+            never = notified => match never {},
             () = place.context.ct.cancelled() => {
                 remote.signal(9).await?;
                 Err(cancelled())
@@ -107,20 +107,20 @@ impl Tool for RunCommand {
 
 impl RunCommand {
     /// The body of the request.
-    fn asked(self, timeout: f64) -> Value {
-        let mut asked = json!({
+    fn body(self, timeout: f64) -> Value {
+        let mut body = json!({
             "cmd": self.command,
             "envs": self.env.unwrap_or_default(),
             "timeout": timeout,
             "background": true,
         });
         if let Some(args) = self.args {
-            asked["args"] = json!(args);
+            body["args"] = json!(args);
         }
         if let Some(cwd) = self.cwd {
-            asked["cwd"] = json!(cwd);
+            body["cwd"] = json!(cwd);
         }
-        asked
+        body
     }
 }
 
@@ -154,7 +154,7 @@ async fn output(exec: &mut Exec<'_>, news: &PendingOutput) -> Result<Output, Err
 
 impl Output {
     /// `end` is the reason for which its sandbox ended while it ran.
-    fn told(&self, timeout: f64, end: Option<Error>) -> ToolOutput {
+    fn to_output(&self, timeout: f64, end: Option<Error>) -> ToolOutput {
         let (stdout, stderr) = (self.stdout.text(), self.stderr.text());
         let mut parts = Vec::new();
         if !stdout.is_empty() {
@@ -228,7 +228,7 @@ impl ProgressReporter<'_> {
     async fn tell(&self, news: &PendingOutput) -> Infallible {
         let mut last = Instant::now();
         loop {
-            sleep(TOLD).await;
+            sleep(PROGRESS_INTERVAL).await;
             let new = news.take();
             if !new.is_empty() || last.elapsed() >= SILENT {
                 self.say(&new).await;

@@ -38,9 +38,9 @@ impl ToolOutput {
 }
 
 impl From<ToolOutput> for CallToolResult {
-    fn from(told: ToolOutput) -> Self {
-        let text = ContentBlock::text(told.text);
-        Self::success([text].into_iter().chain(told.picture).collect())
+    fn from(output: ToolOutput) -> Self {
+        let text = ContentBlock::text(output.text);
+        Self::success([text].into_iter().chain(output.picture).collect())
     }
 }
 
@@ -98,7 +98,7 @@ impl ListOutput {
     }
 
     /// Returns the text, with a line that says if the list is empty or incomplete.
-    pub(super) fn told(mut self, none: &str, more: &str) -> ToolOutput {
+    pub(super) fn into_output(mut self, none: &str, more: &str) -> ToolOutput {
         if self.lines.is_empty() {
             self.lines.push(none.into());
         }

@@ -46,8 +46,8 @@ impl Tool for CreateSandbox {
             said.extend(value.map(|value| (name.to_owned(), json!(value))));
         }
         let made = place.session.make(said).await?;
-        let told = format!("made the sandbox {}", titled(&made));
-        Ok(ToolOutput::new(told))
+        let text = format!("made the sandbox {}", titled(&made));
+        Ok(ToolOutput::new(text))
     }
 }
 
@@ -77,7 +77,7 @@ impl Tool for ListSandboxes {
             let name = titled(sandbox);
             rows.push(format!("{name}: {}{mark}", state(sandbox)));
         }
-        Ok(rows.told("there are none", "[there are more]"))
+        Ok(rows.into_output("there are none", "[there are more]"))
     }
 }
 

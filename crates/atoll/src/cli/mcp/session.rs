@@ -29,7 +29,7 @@ pub(super) enum SandboxScope {
     Given(String),
     /// Sandboxes of the session, created from this specification.
     Own {
-        asked: Map<String, Value>,
+        body: Map<String, Value>,
         network: Network,
         timeout: Duration,
     },
@@ -91,15 +91,15 @@ impl Session {
 
     /// Creates a sandbox with the session's settings, except for the given fields.
     pub(super) async fn make(&self, said: Map<String, Value>) -> Result<Value, Error> {
-        let SandboxScope::Own { asked, .. } = &self.whose else {
+        let SandboxScope::Own { body, .. } = &self.whose else {
             return Err(Error::new(
                 Code::Internal,
                 "this session makes no sandboxes",
             ));
         };
-        let mut asked = asked.clone();
-        asked.extend(said);
-        let made = create(&self.client, &asked.into()).await?;
+        let mut body = body.clone();
+        body.extend(said);
+        let made = create(&self.client, &body.into()).await?;
         self.made().insert(text(&made, "sandboxID").to_owned());
         Ok(made)
     }
@@ -186,12 +186,12 @@ impl Session {
         if timeout.is_zero() {
             return std::future::pending().await;
         }
-        let asked = json!({ "timeout": timeout.as_secs() });
+        let body = json!({ "timeout": timeout.as_secs() });
         loop {
             sleep((timeout / 3).max(Duration::from_secs(1))).await;
             let made = self.made().clone();
             for id in made {
-                let request = Request::post(below(&id, &["timeout"]), &asked).idempotent();
+                let request = Request::post(below(&id, &["timeout"]), &body).idempotent();
                 match self.client.ask(&request).await {
                     // The next call that uses the sandbox reports the error.
                     Err(error) if error.code == Code::SandboxNotFound => {

@@ -128,7 +128,7 @@ async fn work<T: Tool>(
             ));
         }
     };
-    let asked: T = serde_path_to_error::deserialize(Value::Object(given)).map_err(|error| {
+    let tool: T = serde_path_to_error::deserialize(Value::Object(given)).map_err(|error| {
         let (path, why) = (error.path().to_string(), error.inner().to_string());
         match path.as_str() {
             "." => misused("arguments", &why),
@@ -147,7 +147,7 @@ async fn work<T: Tool>(
         sandbox: sandbox.clone(),
         context,
     };
-    let worked = asked.work(place);
+    let worked = tool.work(place);
     let done = if T::ABOUT.nature == ToolEffect::Reads {
         tokio::select! {
             done = worked => done,
@@ -158,7 +158,7 @@ async fn work<T: Tool>(
     };
     match done {
         Err(error) => Err(session.explain(&sandbox, error).await),
-        told => told,
+        result => result,
     }
 }
 

@@ -50,7 +50,7 @@ const PERIOD: Duration = Duration::from_millis(10);
 
 /// Parameters of a run that neither the sandbox's record nor the command's record contains.
 #[derive(Debug, Serialize, Deserialize)]
-struct Asked {
+struct RunParameters {
     sandbox: SandboxSpec,
     download: Vec<Transfer>,
     keep: bool,
@@ -63,7 +63,7 @@ struct Asked {
     variables: Option<String>,
 }
 
-impl Asked {
+impl RunParameters {
     fn path(place: &NamedRun) -> PathBuf {
         place.directory.join("run.json")
     }
@@ -155,16 +155,16 @@ impl Run {
         config: &Config,
         signals: &mut Signals,
     ) -> Result<Outcome, Error> {
-        let (info, exec, asked, fresh) = match find(runtime) {
+        let (info, exec, parameters, fresh) = match find(runtime) {
             Some((info, control)) => {
-                let asked = Asked::read(place)?;
-                self.check_same(&place.name, &control.info(), &exec, &spec, &asked)?;
-                (info, control.into_streams(), asked, false)
+                let parameters = RunParameters::read(place)?;
+                self.check_same(&place.name, &control.info(), &exec, &spec, &parameters)?;
+                (info, control.into_streams(), parameters, false)
             }
             None if self.begins() => {
                 let begun = self.begin(runtime, place, spec, exec, signals);
-                let (info, exec, asked) = begun.await?;
-                (info, exec, asked, true)
+                let (info, exec, parameters) = begun.await?;
+                (info, exec, parameters, true)
             }
             None => return Err(unknown(&place.name)),
         };
@@ -186,14 +186,14 @@ impl Run {
         explain(&status, info.limits, spec.deadline);
         let code = status.exit_code() as u8;
         let downloads = if self.download.is_empty() {
-            &asked.download
+            &parameters.download
         } else {
             &self.download
         };
         let who = caller(spec.user.clone());
         let bringing = bring_out(downloads, runtime, &info.id, &who, code);
         signals.unless(bringing).await?;
-        if self.keep || asked.keep {
+        if self.keep || parameters.keep {
             keep(runtime, &info.id, config).await?;
         }
         Ok(Outcome::Ended(code))
@@ -207,7 +207,7 @@ impl Run {
         spec: SandboxSpec,
         exec: ExecSpec,
         signals: &mut Signals,
-    ) -> Result<(SandboxInfo, StartedExec, Asked), Error> {
+    ) -> Result<(SandboxInfo, StartedExec, RunParameters), Error> {
         // Left by an interrupted start, which was not acknowledged to a user.
         for info in runtime.list() {
             runtime.delete(&info.id).await?;
@@ -219,7 +219,7 @@ impl Run {
                 |path| path.to_string_lossy().into_owned(),
             ),
         };
-        let asked = Asked {
+        let parameters = RunParameters {
             sandbox: spec.clone(),
             // The process that is attached at the end may have another working directory.
             download: self.download.iter().map(absolute).collect(),
@@ -227,7 +227,7 @@ impl Run {
             egress_allow: self.egress_allow.clone(),
             variables: Some(digest(&exec.environment)),
         };
-        asked.write(place)?;
+        parameters.write(place)?;
         let info = runtime.create(spec).await?;
         let uploading = async {
             let caller = caller(self.user.clone());
@@ -238,7 +238,7 @@ impl Run {
         };
         signals.unless(uploading).await?;
         let exec = runtime.exec(&info.id, exec).await?;
-        Ok((info, exec, asked))
+        Ok((info, exec, parameters))
     }
 
     /// Returns an error if the arguments differ from those of the existing run.
@@ -248,7 +248,7 @@ impl Run {
         had: &ExecInfo,
         exec: &ExecSpec,
         sandbox: &SandboxSpec,
-        asked: &Asked,
+        parameters: &RunParameters,
     ) -> Result<(), Error> {
         let state = if had.status.is_some() {
             "ended"
@@ -281,7 +281,10 @@ impl Run {
             (directory, user, deadline)
         };
         let variables = digest(&exec.environment);
-        let same_variables = asked.variables.as_ref().is_none_or(|had| *had == variables);
+        let same_variables = parameters
+            .variables
+            .as_ref()
+            .is_none_or(|had| *had == variables);
         // Without a command, the arguments need not be repeated.
         let unsaid = |same: bool, plain: bool| same || (!given && plain);
         let plain = ExecSpec::shell("");
@@ -289,7 +292,7 @@ impl Run {
             of(exec) == of(&had.spec) && same_variables,
             of(exec) == of(&plain) && exec.environment.is_empty(),
         ) && unsaid(
-            *sandbox == asked.sandbox && self.egress_allow == asked.egress_allow,
+            *sandbox == parameters.sandbox && self.egress_allow == parameters.egress_allow,
             *sandbox == SandboxSpec::default() && self.egress_allow.is_empty(),
         ) && (given || self.upload.is_empty());
         if !same {
@@ -371,7 +374,8 @@ pub(crate) async fn open(
     let begin = Instant::now();
     loop {
         let exceptions = if has_begun(place) {
-            Asked::read(place).map_or_else(|_| Vec::new(), |asked| asked.egress_allow)
+            RunParameters::read(place)
+                .map_or_else(|_| Vec::new(), |parameters| parameters.egress_allow)
         } else {
             own.exceptions.to_vec()
         };

@@ -32,14 +32,14 @@ impl Run {
             check_source(Path::new(&upload.source))?;
         }
         let limits = self.limits();
-        let mut asked = described(limits, self.net, &self.allow, &self.deny)?;
-        asked.insert("template".into(), json!(self.template));
-        asked.insert("timeout".into(), json!(ORPHAN_TIMEOUT_SECS));
-        let asked = asked.into();
+        let mut body = described(limits, self.net, &self.allow, &self.deny)?;
+        body.insert("template".into(), json!(self.template));
+        body.insert("timeout".into(), json!(ORPHAN_TIMEOUT_SECS));
+        let body = body.into();
         // From here on signals are forwarded to the command; the sandbox must not outlive this
         // process.
         let mut signals = Signals::new()?;
-        let made = made(client, &asked, &mut signals).await?;
+        let made = made(client, &body, &mut signals).await?;
         let id = text(&made, "sandboxID");
         let done = tokio::select! {
             done = self.in_served(client, id, limits, &mut signals) => done,
@@ -72,27 +72,27 @@ impl Run {
         let environment = variables(&self.env)?.into_iter().collect();
         let cwd = self.cwd.as_deref();
         let exit: Exit = if self.tty {
-            let asked = shell::Asked {
+            let request = shell::TerminalRequest {
                 command: &command,
                 environment,
                 cwd,
                 user,
             };
             let size = terminal::size()?;
-            let making = shell::Session::make(client, id, &asked, size);
+            let making = shell::Session::make(client, id, &request, size);
             let session = signals.unless(making).await?;
             let exit = session.show_for(self.timeout, signals).await?;
             exec::explain(exit, self.timeout, Some(limits.memory));
             exit
         } else {
-            let asked = exec::Asked {
+            let request = exec::ExecRequest {
                 command: &command,
                 environment,
                 cwd,
                 user,
                 deadline: self.timeout,
             };
-            let exit = asked.pass(client, id, signals).await?;
+            let exit = request.pass(client, id, signals).await?;
             exec::explain(exit, self.timeout, Some(limits.memory));
             exit
         };
@@ -123,7 +123,7 @@ impl Run {
             ("egress-allow", !self.egress_allow.is_empty()),
             ("ca-file", !self.ca_file.is_empty()),
         ];
-        let Some((field, _)) = only_here.iter().find(|(_, asked)| *asked) else {
+        let Some((field, _)) = only_here.iter().find(|(_, is_set)| *is_set) else {
             return Ok(());
         };
         Err(Error::invalid(
@@ -139,8 +139,8 @@ impl Run {
 
 /// Creates the sandbox. If a signal arrives first, a sandbox that is created nevertheless is
 /// deleted.
-async fn made(client: &Client, asked: &Value, signals: &mut Signals) -> Result<Value, Error> {
-    let making = create(client, asked);
+async fn made(client: &Client, body: &Value, signals: &mut Signals) -> Result<Value, Error> {
+    let making = create(client, body);
     tokio::pin!(making);
     let number = tokio::select! {
         made = &mut making => return made,

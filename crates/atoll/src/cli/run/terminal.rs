@@ -16,7 +16,7 @@ pub(crate) fn size() -> Result<TerminalSize, Error> {
     if !isatty(&input) || !isatty(&output) {
         return Err(Error::invalid(
             "tty",
-            "a terminal was asked for, but standard input or output is none",
+            "a terminal was requested, but standard input or output is none",
             "leave out -t, or run it from a terminal",
         ));
     }

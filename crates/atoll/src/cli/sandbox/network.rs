@@ -41,10 +41,8 @@ impl Rules {
         let network = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let path = below(&id, &["network"]);
-            if let Some(asked) = self.asked() {
-                client
-                    .call(&Request::put_json(path.clone(), &asked))
-                    .await?;
+            if let Some(body) = self.body() {
+                client.call(&Request::put_json(path.clone(), &body)).await?;
             }
             client.call(&Request::get(path)).await
         })?;
@@ -56,18 +54,18 @@ impl Rules {
     }
 
     /// The change; `None` without options.
-    fn asked(&self) -> Option<Value> {
+    fn body(&self) -> Option<Value> {
         if self.net.is_none() && self.allow.is_empty() && self.deny.is_empty() {
             return None;
         }
         let rules = |rules: &[NetworkRule]| -> Vec<String> {
             rules.iter().map(NetworkRule::to_string).collect()
         };
-        let mut asked = json!({ "allow": rules(&self.allow), "deny": rules(&self.deny) });
+        let mut body = json!({ "allow": rules(&self.allow), "deny": rules(&self.deny) });
         if let Some(net) = self.net {
-            asked["network"] = json!(net.to_string());
+            body["network"] = json!(net.to_string());
         }
-        Some(asked)
+        Some(body)
     }
 }
 
@@ -112,18 +110,18 @@ mod tests {
 
     #[test]
     fn a_change_has_all_rules_and_no_option_is_no_change() {
-        let asked = |line: &str| {
+        let body = |line: &str| {
             let words = format!("network web {line}");
-            Line::parse_from(words.split_whitespace()).rules.asked()
+            Line::parse_from(words.split_whitespace()).rules.body()
         };
-        assert_eq!(asked(""), None);
-        assert_eq!(asked("--json"), None);
+        assert_eq!(body(""), None);
+        assert_eq!(body("--json"), None);
         assert_eq!(
-            asked("--net none"),
+            body("--net none"),
             Some(json!({ "network": "none", "allow": [], "deny": [] }))
         );
         assert_eq!(
-            asked("--deny 1.1.1.1 --allow 9.9.9.9:53"),
+            body("--deny 1.1.1.1 --allow 9.9.9.9:53"),
             Some(json!({ "allow": ["9.9.9.9:53"], "deny": ["1.1.1.1"] }))
         );
     }

@@ -80,14 +80,14 @@ pub(crate) struct Patch {
 
 impl Patch {
     pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
-        let asked = self.asked()?;
+        let body = self.body()?;
         let timeout = self
             .timeout
             .map(|time| seconds("timeout", time))
             .transpose()?;
         let sandbox = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
-            change(client, &id, &asked, timeout).await
+            change(client, &id, &body, timeout).await
         })?;
         if self.json {
             return say_json(&sandbox);
@@ -97,10 +97,10 @@ impl Patch {
     }
 
     /// The fields that change, except the timeout, which is set by another request.
-    fn asked(&self) -> Result<Value, Error> {
-        let mut asked = Map::new();
+    fn body(&self) -> Result<Value, Error> {
+        let mut body = Map::new();
         let mut add = |name: &str, value: Option<Value>| {
-            asked.extend(value.map(|value| (name.to_owned(), value)));
+            body.extend(value.map(|value| (name.to_owned(), value)));
         };
         add("alias", self.name.as_ref().map(|name| json!(name)));
         add("alias", self.no_name.then_some(Value::Null));
@@ -125,7 +125,7 @@ impl Patch {
         add("onIdle", end(self.on_idle));
         let resume = self.auto_resume || self.no_auto_resume;
         add("autoResume", resume.then_some(json!(self.auto_resume)));
-        Ok(Value::Object(asked))
+        Ok(Value::Object(body))
     }
 }
 
@@ -133,16 +133,16 @@ impl Patch {
 async fn change(
     client: &Client,
     id: &str,
-    asked: &Value,
+    body: &Value,
     timeout: Option<Value>,
 ) -> Result<Value, Error> {
-    if asked.as_object().is_some_and(|fields| !fields.is_empty()) {
-        let fields = Request::patch(below(id, &[]), asked).idempotent();
+    if body.as_object().is_some_and(|fields| !fields.is_empty()) {
+        let fields = Request::patch(below(id, &[]), body).idempotent();
         client.call(&fields).await?;
     }
     if let Some(timeout) = timeout {
-        let asked = json!({ "timeout": timeout });
-        let request = Request::post(below(id, &["timeout"]), &asked).idempotent();
+        let body = json!({ "timeout": timeout });
+        let request = Request::post(below(id, &["timeout"]), &body).idempotent();
         client.ask(&request).await?;
     }
     client.call(&Request::get(below(id, &[]))).await

@@ -450,7 +450,7 @@ impl ResolvedSettings {
             ("idle-timeout", limits.idle_timeout),
         ] {
             if time.is_zero() {
-                let message = format!("a {field} of 0 lets nobody say anything");
+                let message = format!("{field} must be longer than 0");
                 return Err(Error::invalid(field, message, "give at least 1s"));
             }
         }

@@ -54,7 +54,7 @@ impl Tool for ReadFile {
         let mut taken = Taken::new(first, last.unwrap_or(u64::MAX));
         let path = place.call(&[], &self.path);
         download::file(place.client, &path, &mut taken, &mut |_| {}).await?;
-        taken.told(&self.path)
+        taken.into_output(&self.path)
     }
 }
 
@@ -111,7 +111,7 @@ impl Taken {
         Ok(())
     }
 
-    fn told(mut self, path: &str) -> Result<ToolOutput, Error> {
+    fn into_output(mut self, path: &str) -> Result<ToolOutput, Error> {
         match self.kind {
             Kind::Picture(kind) if !self.more => {
                 let size = self.bytes.len();

@@ -38,8 +38,8 @@ impl Tool for ListFiles {
             self.depth.unwrap_or(1).to_string(),
             (ENTRIES + 1).to_string(),
         );
-        let asked = [("path", path), ("depth", &depth), ("limit", &limit)];
-        let request = Request::get(file_call(&place.sandbox, &["list"], &asked, None));
+        let parameters = [("path", path), ("depth", &depth), ("limit", &limit)];
+        let request = Request::get(file_call(&place.sandbox, &["list"], &parameters, None));
         let all = place.client.call(&request).await?;
         let all = all.as_array().map_or(&[][..], Vec::as_slice);
         let mut rows = ListOutput::new(all.len() > ENTRIES);
@@ -47,7 +47,7 @@ impl Tool for ListFiles {
             rows.push(line(entry));
         }
         let more = "[there is more: name a smaller directory, or search]";
-        Ok(rows.told("[empty]", more))
+        Ok(rows.into_output("[empty]", more))
     }
 }
 
@@ -76,20 +76,20 @@ impl Tool for SearchFiles {
     const ABOUT: About = About {
         name: "search_files",
         title: "Search files",
-        description: "Find files by their names, by text in them, or by both; at most 100 places are told.",
+        description: "Find files by their names, by text in them, or by both; at most 100 matches are returned.",
         nature: ToolEffect::Reads,
         sandbox: Sandbox::Usual,
     };
 
     async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let limit = FOUND.to_string();
-        let mut asked = vec![
+        let mut parameters = vec![
             ("path", self.path.as_deref().unwrap_or(".")),
             ("limit", &limit),
         ];
-        asked.extend(self.name.as_deref().map(|name| ("query", name)));
-        asked.extend(self.content.as_deref().map(|content| ("content", content)));
-        if asked.iter().all(|(_, value)| value.is_empty()) || asked.len() == 2 {
+        parameters.extend(self.name.as_deref().map(|name| ("query", name)));
+        parameters.extend(self.content.as_deref().map(|content| ("content", content)));
+        if parameters.iter().all(|(_, value)| value.is_empty()) || parameters.len() == 2 {
             let message = "nothing is looked for";
             return Err(Error::invalid(
                 "name",
@@ -97,7 +97,7 @@ impl Tool for SearchFiles {
                 "give name, content or both",
             ));
         }
-        let request = Request::get(file_call(&place.sandbox, &["search"], &asked, None));
+        let request = Request::get(file_call(&place.sandbox, &["search"], &parameters, None));
         let found = place.client.call(&request).await?;
         let mut rows = ListOutput::new(found["truncated"].as_bool().unwrap_or(false));
         for result in found["results"].as_array().into_iter().flatten() {
@@ -109,7 +109,7 @@ impl Tool for SearchFiles {
             rows.push(format!("{path}:{}: {found}", result["line"]));
         }
         let more = "[there is more, or it took too long: look for less]";
-        Ok(rows.told("nothing was found", more))
+        Ok(rows.into_output("nothing was found", more))
     }
 }
 
@@ -134,8 +134,8 @@ impl Tool for RemoveFile {
 
     async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let recursive = self.recursive.to_string();
-        let asked = [("path", self.path.as_str()), ("recursive", &recursive)];
-        let call = file_call(&place.sandbox, &[], &asked, None);
+        let parameters = [("path", self.path.as_str()), ("recursive", &recursive)];
+        let call = file_call(&place.sandbox, &[], &parameters, None);
         place.client.ask(&Request::delete(call)).await?;
         let text = format!("removed {}", self.path);
         Ok(ToolOutput::new(text))

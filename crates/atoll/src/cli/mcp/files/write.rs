@@ -31,7 +31,7 @@ impl Tool for WriteFile {
         let size = self.content.len();
         let written = place.put(&self.path, self.content).await?;
         let path = text(&written, "path");
-        let told = format!("wrote {size} bytes to {path}");
-        Ok(ToolOutput::new(told))
+        let message = format!("wrote {size} bytes to {path}");
+        Ok(ToolOutput::new(message))
     }
 }

@@ -176,10 +176,11 @@ impl Client<'_> {
     async fn hold_in_background(&self, control: &ExecHandle, signals: &mut Signals) {
         let path = holder_file(self.directory);
         let _ = std::fs::write(&path, std::process::id().to_string());
-        let asked = async { while signals.next().await == SignalKind::hangup().as_raw_value() {} };
+        let released =
+            async { while signals.next().await == SignalKind::hangup().as_raw_value() {} };
         tokio::select! {
             _ = control.wait() => {}
-            () = asked => {}
+            () = released => {}
         }
         let _ = std::fs::remove_file(&path);
     }
