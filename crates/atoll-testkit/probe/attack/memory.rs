@@ -153,8 +153,8 @@ fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     Ok((owned(ends[0] as u64), owned(ends[1] as u64)))
 }
 
-/// Fills pipe and socket buffers without a reader. When this process has no descriptors left, a child goes on while
-/// it waits.
+/// Fills pipe and socket buffers without a reader. When this process has no descriptors left, a child continues
+/// while it waits.
 fn buffers(
     taken: &mut Taken,
     most: u64,

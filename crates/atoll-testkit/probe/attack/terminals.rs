@@ -68,7 +68,7 @@ fn type_in(_: &Args) -> Outcome {
                     "pty:TIOCSCTTY",
                     sys::call(nr::IOCTL, &[fd(&peer), TIOCSCTTY, 0]),
                 );
-                // Raw, so that what is typed can be counted without a newline.
+                // Raw mode, so that input can be counted without a newline.
                 let settings = [0_u8; 64];
                 let _ = sys::call(nr::IOCTL, &[fd(&peer), 0x5402, refer(&settings)]);
                 each_command("pty", fd(&peer));

@@ -473,7 +473,7 @@ async fn input_is_taken_once_whoever_writes_it() {
     let cat = probe_spec(&["cat"]).piped_stdin().tag("cat");
     let exec = runtime.exec(&id, cat).await.unwrap();
     assert_eq!(exec.handle.write_stdin_at(0, b"hello ").unwrap(), 6);
-    // Sent again, as after an answer that was lost.
+    // Sent again, as after a lost response.
     assert_eq!(exec.handle.write_stdin_at(0, b"hello wo").unwrap(), 8);
     assert!(exec.handle.write_stdin_at(9, b"x").is_err());
     drop(exec);

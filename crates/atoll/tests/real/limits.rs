@@ -190,7 +190,7 @@ async fn a_sandbox_whose_memory_is_always_full_lives_on() {
 async fn every_program_dies_before_pid_1() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
-    // PID 1 says it when the program is one already.
+    // PID 1 sets the score after the exec of the program.
     let wait = "until read -r score </proc/$$/oom_score_adj && [ $score = 300 ]; do :; done; cat /proc/1/oom_score_adj";
     for user in ["root", "user"] {
         let spec = ExecSpec::shell(wait).user(user).deadline(DEADLINE);

@@ -225,7 +225,7 @@ async fn is_in_history(store: &Store, org: &OrgId, id: &str, line: &str) -> bool
     all.await.unwrap().iter().any(|row| row.command == line)
 }
 
-/// Starts the server on what is left, and looks as its callers would.
+/// Starts the server on the remaining data, and checks it through the API.
 async fn boot(recorder: &Recorder, promises: &[(usize, Promise)], position: usize) {
     let data = recorder.path().join("data");
     reboot::forget_boot(&data);

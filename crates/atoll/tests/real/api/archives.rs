@@ -60,7 +60,7 @@ async fn a_directory_comes_back_as_it_was() {
     let inodes = client.line(&id, "stat -c %i to/a to/sub/again").await;
     let inodes: Vec<&str> = inodes.lines().collect();
     assert_eq!(inodes[0], inodes[1]);
-    // A file alone, under its own name; and over what is there.
+    // A single file under its own name, also over an existing file.
     let read = client
         .get(&format!("/sandboxes/{id}/files/archive?path=from/big"))
         .await;

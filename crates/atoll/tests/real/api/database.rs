@@ -117,7 +117,7 @@ async fn a_database_that_is_not_the_directorys_own_stops_the_start_and_nothing_c
     server.close().await;
 }
 
-/// Overwrites the first page of a table with what is no page.
+/// Overwrites the first page of a table with invalid data.
 fn overwrite_table(database: &Path, table: &str) {
     const DAMAGE: &str = "
 import sqlite3, sys
@@ -317,7 +317,7 @@ async fn a_backup_is_restored_over_a_lost_database() {
     client.line(&young, "echo kept > ~/f").await;
     server.end();
     let former = fs::read(data.join("atoll.db")).unwrap();
-    // A log that would damage what is restored.
+    // A leftover write-ahead log that would damage the restored database.
     fs::write(data.join("atoll.db-wal"), "stale").unwrap();
     // Nor into the data directory of another instance.
     let instance = data.join("instance-id");

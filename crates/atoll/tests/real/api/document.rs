@@ -47,7 +47,7 @@ impl Document {
         found.map(|(known, item)| (known.as_str(), item))
     }
 
-    /// Fails unless such an answer is described.
+    /// Panics unless the description contains this response.
     #[track_caller]
     pub fn check(&self, method: &str, path: &str, answer: &Answer) {
         let item = self.route(path).map(|(_, item)| item);

@@ -16,7 +16,7 @@ fn said(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Microseconds between two times of an answer.
+/// Microseconds between two timestamps of a response.
 fn between(earlier: &serde_json::Value, later: &serde_json::Value) -> i64 {
     let time = |value: &serde_json::Value| -> i64 {
         let mut date = std::process::Command::new("date");

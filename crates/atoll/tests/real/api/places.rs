@@ -158,7 +158,7 @@ async fn d05_what_has_no_end_is_refused() {
         for (asked, status, body) in ask_all(&client, &id, path).await {
             let told = String::from_utf8_lossy(&body).into_owned();
             let told: String = told.chars().take(300).collect();
-            // Permissions of what is one's own may be changed, and a link is copied as a link.
+            // A user may change permissions of own files, and a link is copied as a link.
             let link = ["odd/zero", "/dev/ptmx"].contains(&path);
             let own = asked.contains("chmod") || asked.contains("copy") && link;
             assert!(

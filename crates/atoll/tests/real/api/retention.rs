@@ -50,7 +50,7 @@ async fn events(client: &Client, id: &str) -> Vec<Value> {
     all
 }
 
-/// Asks for a sandbox by a key; what is answered.
+/// Creates a sandbox with an idempotency key. Returns the status.
 async fn said(client: &Client, key: &str, body: &Value) -> u16 {
     let headers = [
         ("content-type", "application/json"),
@@ -60,7 +60,7 @@ async fn said(client: &Client, key: &str, body: &Value) -> u16 {
     answer.await.status
 }
 
-/// Waits until what is old has gone.
+/// Waits until expired records are deleted.
 async fn swept(client: &Client, living: &str, gone: &str) {
     let swept = async {
         while session(client, living).await["commandCount"] != 2

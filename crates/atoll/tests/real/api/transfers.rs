@@ -26,7 +26,7 @@ async fn ask(client: &Client, method: &str, path: &str, headers: &str) -> TcpStr
     stream
 }
 
-/// Reads the head of an answer.
+/// Reads the head of a response.
 async fn head(stream: &mut TcpStream) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -200,7 +200,7 @@ async fn who_is_refused_in_the_middle_of_a_large_file_hears_why_and_goes_on() {
     let room = client
         .line(&id, "df -B1 --output=avail /dev/shm | tail -1")
         .await;
-    // Warm ones are made larger: what is in memory must be refused before the memory is full.
+    // Raises the memory limit of warm sandboxes: files in memory must be refused before the memory is full.
     let room = room.trim().parse::<usize>().unwrap();
     assert_eq!(room, 32 << 20);
     let length = room + 400_000;

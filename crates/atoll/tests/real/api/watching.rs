@@ -291,7 +291,7 @@ async fn what_a_sandbox_uses_is_sampled_and_told_for_a_range() {
     assert_eq!(last["memTotal"], 2_u64 << 30);
     assert_eq!(last["diskTotal"], 10_u64 << 30);
     assert!(last["pids"].as_u64().unwrap() >= 2, "{last}");
-    // A range has what is in it, by seconds or by times.
+    // A range in seconds or between two times returns the samples within it.
     let one = all[1]["timestamp"].as_str().unwrap();
     let some = client
         .get(&format!("{path}?start={one}&end={one}"))

@@ -77,7 +77,7 @@ async fn a_directory_comes_back_as_it_went() {
     said(&server, &["files", "rm", "-r", "web", "copy/tree"]);
     said(&server, &["cp", "web:copy", to]);
     alike(&there, &back);
-    // Again over what is there, and what is in it alone.
+    // Again over the existing directory, and then its contents only.
     said(&server, &["cp", &format!("{from}/."), "web:copy"]);
     said(&server, &["cp", "web:copy/.", to]);
     alike(&there, &back);

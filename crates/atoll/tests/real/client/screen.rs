@@ -81,13 +81,13 @@ impl Screen {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).contains(text)
     }
 
-    /// Whether it waits for a line, and shows what is typed: as a shell leaves a terminal, and wants it back.
+    /// Whether the terminal is in canonical mode with echo, as a shell expects it.
     pub fn is_usual(&self) -> bool {
         let modes = tcgetattr(&self.master).unwrap().local_modes;
         modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
     }
 
-    /// Whether what is typed is shown.
+    /// Whether echo is on.
     pub fn echoes(&self) -> bool {
         let modes = tcgetattr(&self.master).unwrap().local_modes;
         modes.contains(LocalModes::ECHO)

@@ -25,7 +25,7 @@ fn fill(disk: &Path) -> PathBuf {
     path
 }
 
-/// Takes what is beyond some space.
+/// Allocates all space but a given amount.
 fn leave(disk: &Path, bytes: u64) -> PathBuf {
     let path = disk.join("filler");
     let file = OpenOptions::new()

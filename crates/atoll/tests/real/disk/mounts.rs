@@ -156,7 +156,7 @@ async fn a_lasting_image_is_taken_over_mounted_again_and_remembered() {
     assert_eq!(error.code, Code::Conflict, "{error:?}");
     assert_eq!(error.details["storage"], "image");
 
-    // Still running, on what is still mounted.
+    // Still running, on the existing mount.
     let world = World::open_stored(&data, lasting(Storage::Image)).await;
     assert_eq!(world.runtime.get(&id).unwrap().state, SandboxState::Running);
     assert_eq!(said(&shell(&world, &id, "cat ~/f").await), "here\n");

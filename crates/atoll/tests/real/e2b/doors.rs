@@ -112,7 +112,7 @@ async fn a_watch_that_is_kept_ends_with_its_sandbox_and_there_are_only_so_many()
     server.close().await;
 }
 
-/// Every route of the control API that is about sandboxes, and what is sent there. `ID` is one of the caller's.
+/// Every route of the control API for sandboxes, with a request body. `ID` is a sandbox of the caller.
 const CONTROL: &[(&str, &str, &str)] = &[
     ("GET", "/sandboxes", ""),
     ("GET", "/v2/sandboxes", ""),

@@ -21,7 +21,7 @@ const MOMENT: Duration = Duration::from_millis(10);
 const SEED: u64 = 7;
 const DIRECTORY: &str = "/work";
 
-/// The program's two files as the host sees them: what is in one, how long the other is.
+/// The program's two files on the host: contents of one, length of the other.
 struct Files(PathBuf);
 
 impl Files {

@@ -21,7 +21,7 @@ const DIRECTORIES: usize = 110;
 const FILES: usize = 99;
 /// A million and some.
 const ENTRIES: usize = COPIES * (1 + DIRECTORIES + 100 * FILES);
-/// The top of all, the copies and what is in them.
+/// Number of watched directories: the root, the copies and those in them.
 const WATCHES: usize = 1 + COPIES * (1 + DIRECTORIES);
 /// Kernel limit of watches in the sandbox: one and a half trees.
 const MOST: usize = WATCHES * 3 / 2;

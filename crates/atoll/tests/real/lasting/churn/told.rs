@@ -106,7 +106,7 @@ impl Told {
         all.filter_map(|known| known.trying.clone())
     }
 
-    /// Compares it with what is.
+    /// Compares the log with the actual state.
     pub(super) fn check(&self, runtime: &LocalRuntime) {
         let processes = Processes::read();
         let mut now: BTreeMap<String, (SandboxState, i32)> = BTreeMap::new();
