@@ -9,6 +9,7 @@
 //! says. What cannot be shown at all is in [`IMPOSSIBLE`].
 
 mod canary;
+mod capabilities;
 mod descriptors;
 mod devices;
 mod fuzz;
@@ -19,14 +20,13 @@ mod links;
 mod mounts;
 mod names;
 mod neighbours;
-mod powers;
 mod templates;
 
 use atoll_jail::plan::Plan;
 use atoll_model::{SandboxId, TerminalSize};
 use atoll_testkit::{Attempt, attempts};
 
-use crate::world::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, said};
 
 /// Users inside the sandbox that run each attack.
 const USERS: &[&str] = &["root", "user"];

@@ -9,7 +9,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 use crate::api::Server;
 use crate::cli::{atoll, told};
-use crate::world::{self, DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{self, DEADLINE, Kind, World, probe_spec, said};
 
 /// An authority in a file, and a certificate that it signed.
 struct Authority {
@@ -80,8 +80,8 @@ async fn trusted(runtime: &LocalRuntime, id: &SandboxId, authority: &Authority) 
 
 fn serving(data: &Path, authorities: &[&Authority]) -> Config {
     Config {
-        binary: world::binary(),
-        templates: world::data().join("templates"),
+        binary: harness::binary(),
+        templates: harness::data().join("templates"),
         warm_count: 2,
         authorities: authorities.iter().map(|it| it.pem.clone()).collect(),
         ..Config::serving(data)
@@ -90,11 +90,13 @@ fn serving(data: &Path, authorities: &[&Authority]) -> Config {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_sandbox_trusts_the_operators_authorities() {
-    tokio::task::spawn_blocking(world::templates).await.unwrap();
+    tokio::task::spawn_blocking(harness::templates)
+        .await
+        .unwrap();
     let (authority, other) = (Authority::new(), Authority::new());
     let scratch = Scratch::new();
     let data = scratch.join("data");
-    world::private(&data);
+    harness::private(&data);
     let open = async |all: &[&Authority]| LocalRuntime::open(serving(&data, all)).await.unwrap();
     let runtime = open(&[&authority]).await;
     // A fresh one, and one that was warm.
@@ -160,7 +162,7 @@ async fn every_sandbox_trusts_the_operators_authorities() {
     assert_eq!(left, 0);
     runtime.close().await.unwrap();
     wait_for("the keeper's end", DEADLINE, || {
-        crate::lasting::keeper(&tag).is_none()
+        crate::restart::keeper(&tag).is_none()
     });
 }
 

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use atoll_testkit::{Scratch, run_within};
 
-use crate::world;
+use crate::harness;
 
 /// `atoll` on the data directory that all tests share.
 pub fn atoll(args: &[&str]) -> Command {
-    let mut command = Command::new(world::binary());
-    command.args(args).env("ATOLL_DATA_DIR", world::data());
+    let mut command = Command::new(harness::binary());
+    command.args(args).env("ATOLL_DATA_DIR", harness::data());
     // Ignores the server settings of the user's environment.
     command
         .env_remove("ATOLL_URL")
@@ -84,7 +84,7 @@ fn doctor_uses_the_templates_that_the_environment_names() {
     let mut doctor = atoll(&["doctor", "--json"]);
     doctor
         .env("ATOLL_DATA_DIR", scratch.join("data"))
-        .env("ATOLL_TEMPLATES_DIR", world::data().join("templates"));
+        .env("ATOLL_TEMPLATES_DIR", harness::data().join("templates"));
     // It would turn this machine's own forwarding on.
     let host = atoll_jail::netns::create().unwrap();
     let run = || run_within(&mut doctor, Duration::from_mins(1), b"");
@@ -103,7 +103,7 @@ fn a_file_system_that_cannot_map_ids_is_told_with_a_remedy() {
     std::fs::create_dir(&data).unwrap();
     let flags = rustix::mount::MountFlags::empty();
     rustix::mount::mount("none", &data, "ramfs", flags, Some(c"mode=700")).unwrap();
-    let mut doctor = Command::new(world::binary());
+    let mut doctor = Command::new(harness::binary());
     doctor
         .args(["doctor", "--json"])
         .env("ATOLL_DATA_DIR", &data);
@@ -124,7 +124,7 @@ fn without_root_doctor_fails_and_run_says_why() {
     let scratch = Scratch::new();
     // The binary must be accessible to an unprivileged user.
     let copy = scratch.join("atoll");
-    std::fs::copy(world::binary(), &copy).unwrap();
+    std::fs::copy(harness::binary(), &copy).unwrap();
     open_to_all(scratch.path());
     let nobody = |args: &[&str]| {
         let mut command = Command::new("setpriv");

@@ -1,24 +1,24 @@
 //! The command-line client: the real binary against a real server, over stable and over faulty connections.
 
-mod bad;
-mod breaks;
 mod changes;
 mod choosing;
 mod commands;
 mod copies;
+mod delaying_proxy;
 mod ending;
-mod holder;
+mod error_messages;
 mod listing;
 mod local;
 mod past;
 mod pipes;
+mod reconnect;
 pub mod screen;
 mod served;
+mod server_selection;
 mod shell;
 mod signals;
 mod terminals;
 mod tunnels;
-mod which;
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -28,11 +28,11 @@ use serde_json::{Value, json};
 
 use crate::api::Server;
 use crate::cli::told;
-use crate::world;
+use crate::harness;
 
 /// `atoll` without a configured server.
 fn plain(args: &[&str]) -> Command {
-    let mut command = Command::new(world::binary());
+    let mut command = Command::new(harness::binary());
     command.args(args).stdin(Stdio::null());
     command
         .env_remove("ATOLL_URL")

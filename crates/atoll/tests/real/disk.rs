@@ -11,7 +11,7 @@ use atoll_model::{Bytes, Code, ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOpt
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::{ExecResult, Storage};
 
-use crate::world::{DEADLINE, Kind, World, private, said, template};
+use crate::harness::{DEADLINE, Kind, World, private, said, template};
 
 const MIB: u64 = 1 << 20;
 

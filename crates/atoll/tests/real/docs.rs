@@ -10,7 +10,7 @@ use std::time::Duration;
 use atoll_testkit::{Scratch, run_within};
 
 use crate::api::Server;
-use crate::world::{self, World};
+use crate::harness::{self, World};
 
 /// A page with this line has examples that need a server.
 const NEEDS_SERVER: &str = "<!-- examples: server -->";
@@ -84,7 +84,7 @@ async fn every_example_of_the_documents_does_what_it_shows() {
             None
         };
         for (command, shown) in commands(&text) {
-            let binaries = world::binary();
+            let binaries = harness::binary();
             let path = format!(
                 "{}:/usr/sbin:/usr/bin:/sbin:/bin",
                 binaries.parent().unwrap().display()
@@ -96,7 +96,7 @@ async fn every_example_of_the_documents_does_what_it_shows() {
                 .current_dir(scratch.path());
             shell
                 .env("PATH", path)
-                .env("ATOLL_DATA_DIR", world::data())
+                .env("ATOLL_DATA_DIR", harness::data())
                 .env("XDG_CONFIG_HOME", scratch.path())
                 .env_remove("ATOLL_URL")
                 .stdin(Stdio::null());

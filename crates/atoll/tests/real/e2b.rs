@@ -4,19 +4,19 @@
 //!
 //! To add one: write `e2b/NAME.py` or `e2b/NAME.mjs`, and name it in [`programs!`] below.
 
+mod access_tokens;
 mod browsers;
 mod calls;
 mod control;
-mod doors;
 mod downloads;
-mod full;
+mod env_command;
+mod limits;
 mod ports;
 mod private;
+mod request_log;
 mod shapes;
 mod streams;
-mod told;
 mod uploads;
-mod watched;
 mod watching;
 
 use std::path::{Path, PathBuf};
@@ -26,9 +26,9 @@ use atoll_testkit::Scratch;
 use tokio::net::UdpSocket;
 
 use crate::api::Server;
+use crate::harness::binary;
 use crate::network::Scene;
-use crate::world::binary;
-pub use doors::sandbox;
+pub use access_tokens::sandbox;
 
 macro_rules! programs {
     ($( $fact:ident => $program:literal; )*) => {$(

@@ -14,7 +14,7 @@ use atoll_model::{Code, Error, ExecSpec, SandboxId, SandboxSpec};
 use atoll_testkit::{Scratch, static_layer};
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
-use crate::world::{Kind, World, in_both, private, probe_spec, said};
+use crate::harness::{Kind, World, in_both, private, probe_spec, said};
 
 /// The error of a command that must not start.
 async fn refused(world: &World, id: &SandboxId, spec: ExecSpec) -> Error {

@@ -11,7 +11,7 @@ mod writing;
 
 use atoll_model::{Authority, Code, Error, FileEntry, RunAs, SandboxId, WriteOptions};
 
-use crate::world::World;
+use crate::harness::World;
 
 /// The template's user with its own rights.
 fn user() -> RunAs {
@@ -137,7 +137,7 @@ impl<'a> Files<'a> {
 
     /// Makes a symbolic link as root.
     async fn link(&self, target: &str, path: &str) {
-        crate::world::said(
+        crate::harness::said(
             &self
                 .world
                 .probe(self.id, "root", &["link", target, path])

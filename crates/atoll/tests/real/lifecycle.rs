@@ -15,7 +15,7 @@ use atoll_worker::instance::{Scope, collect};
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use tokio::task::JoinSet;
 
-use crate::world::{
+use crate::harness::{
     DEADLINE, Kind, World, binary, data, in_both, private, probe_spec, said, template,
 };
 
@@ -212,7 +212,7 @@ async fn a_close_leaves_nothing() {
     let world = World::open().await;
     let tag = world.runtime.tag().to_owned();
     let mut pids = Vec::new();
-    for kind in crate::world::KINDS {
+    for kind in crate::harness::KINDS {
         let id = world.sandbox(kind).await;
         said(&world.probe(&id, "user", &["daemon", "300"]).await);
         pids.push(world.runtime.host_pid(&id).unwrap());

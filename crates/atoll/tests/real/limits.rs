@@ -10,7 +10,7 @@ use atoll_model::{Bytes, Code, Cpus, Error, ExecSpec, HostMount, Limits, RunAs, 
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::ExecResult;
 
-use crate::world::{DEADLINE, KINDS, Kind, World, data, probe_spec, said, template};
+use crate::harness::{DEADLINE, KINDS, Kind, World, data, probe_spec, said, template};
 
 /// A value of `probe meminfo`.
 fn value(finished: &ExecResult, name: &str) -> u64 {

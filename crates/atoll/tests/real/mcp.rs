@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use atoll_testkit::{Cutter, Scratch};
 
 use crate::api::Server;
+use crate::harness::binary;
 use crate::sdk::python::tools;
-use crate::world::binary;
 
 macro_rules! programs {
     ($( $fact:ident => $program:literal $(, $line:ident)?; )*) => {$(

@@ -1,10 +1,10 @@
 //! Sandboxes with the network `internet`, and published ports of all sandboxes: on a real host in front of a
 //! simulated internet.
 
+mod attach;
 mod exceptions;
-mod given;
-mod greed;
-mod lasting;
+mod exhaustion;
+mod restart;
 mod scene;
 mod spoof;
 
@@ -12,7 +12,7 @@ use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, PortEvent, Sandbox
 use atoll_testkit::{attempts, wait_for};
 use tokio::io::AsyncReadExt;
 
-use crate::world::{DEADLINE, KINDS, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, KINDS, Kind, World, probe_spec, said};
 pub use scene::Scene;
 use scene::{
     HOST, PRIVATE, PRIVATE_SIX, PUBLIC, PUBLIC_SIX, WEB, accept, address_of, echo, links, reach,
@@ -314,7 +314,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
         let world = world().await;
         let create = async |change: &dyn Fn(&mut SandboxSpec)| {
             let mut spec = SandboxSpec {
-                template: crate::world::template(Kind::Static),
+                template: crate::harness::template(Kind::Static),
                 ..SandboxSpec::default()
             };
             change(&mut spec);

@@ -11,7 +11,7 @@ use atoll_testkit::{Scratch, make_deb};
 use atoll_worker::ExecResult;
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
-use crate::world::{Kind, World, data, private, said};
+use crate::harness::{Kind, World, data, private, said};
 
 async fn shell(world: &World, id: &SandboxId, user: &str, line: &str) -> ExecResult {
     world.exec(id, ExecSpec::shell(line).user(user)).await

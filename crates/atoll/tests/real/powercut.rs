@@ -11,8 +11,8 @@ use atoll_testkit::{Recorder, Scratch};
 use serde_json::{Value, json};
 
 use crate::api::{Client, Server};
-use crate::lasting::{Random, reboot};
-use crate::world::{DEADLINE, World, private};
+use crate::harness::{DEADLINE, World, private};
+use crate::restart::{Random, reboot};
 
 /// Of each of two servers.
 const CUTS: usize = 100;

@@ -4,7 +4,7 @@ use atoll_model::{ExecSpec, OutputChunk, SandboxId, TerminalSize};
 use atoll_testkit::{STOPS, until_stop};
 use atoll_worker::{ExecHandle, LocalRuntime, OutputReader, Screen, Size};
 
-use crate::world::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
 
 fn size(rows: u16, columns: u16) -> TerminalSize {
     TerminalSize { rows, columns }

@@ -10,7 +10,7 @@ use atoll_model::{
 };
 use atoll_worker::Watch;
 
-use crate::world::{DEADLINE, Kind, World, in_both, said};
+use crate::harness::{DEADLINE, Kind, World, in_both, said};
 
 const USUAL: WatchOptions = WatchOptions {
     recursive: false,

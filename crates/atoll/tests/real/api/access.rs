@@ -179,7 +179,7 @@ async fn every_route_refuses_whoever_may_not() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(crate::world::DEADLINE, over)
+    tokio::time::timeout(crate::harness::DEADLINE, over)
         .await
         .unwrap();
     let foreign = server.stranger().await;

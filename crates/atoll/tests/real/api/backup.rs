@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::Server;
 use crate::cli::{atoll, told};
-use crate::world::{DEADLINE, private};
+use crate::harness::{DEADLINE, private};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {

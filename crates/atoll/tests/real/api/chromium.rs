@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// The process. Every name ending in `.example` leads to this machine.
 pub struct Chromium {

@@ -14,8 +14,8 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-use crate::lasting::keeper;
-use crate::world::{DEADLINE, World, binary, private};
+use crate::harness::{DEADLINE, World, binary, private};
+use crate::restart::keeper;
 
 /// The process, with a data directory of its own and the templates that all tests share.
 #[derive(Debug)]
@@ -298,7 +298,7 @@ fn spawn(mut command: Command, data: &Path, flags: &[String]) -> (Child, [String
         .args(flags)
         .env(
             "ATOLL_TEMPLATES_DIR",
-            crate::world::data().join("templates"),
+            crate::harness::data().join("templates"),
         )
         // Tests of an image say so by a flag; the default has tests of its own.
         .env("ATOLL_STORAGE", "plain")

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::{Client, Server};
-use crate::world::{DEADLINE, World, private};
+use crate::harness::{DEADLINE, World, private};
 
 /// Sends bytes and returns everything received until the server closes the connection.
 async fn say(server: &Server, words: &[u8]) -> String {

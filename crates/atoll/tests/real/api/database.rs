@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use super::Server;
 use crate::cli::{atoll, told};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// The output of a start that is refused.
 pub fn refused(data: &Path) -> String {
     let mut serve = atoll(&["serve", "--listen", "127.0.0.1:0", "--data-dir"]);
     serve.arg(data).args(["--metrics-listen", "off"]).env(
         "ATOLL_TEMPLATES_DIR",
-        crate::world::data().join("templates"),
+        crate::harness::data().join("templates"),
     );
     let output = tokio::task::block_in_place(|| run_within(&mut serve, DEADLINE, b""));
     assert!(!output.status.success(), "{}", told(&output));
@@ -29,7 +29,7 @@ pub fn doctor(data: &Path, feature: &str) -> Value {
     let mut doctor = atoll(&["doctor", "--json"]);
     doctor.env("ATOLL_DATA_DIR", data).env(
         "ATOLL_TEMPLATES_DIR",
-        crate::world::data().join("templates"),
+        crate::harness::data().join("templates"),
     );
     let output = tokio::task::block_in_place(|| run_within(&mut doctor, DEADLINE, b""));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Server;
 use super::access::ROUTES;
 use super::client::Answer;
-use crate::world::binary;
+use crate::harness::binary;
 
 fn file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../openapi/v1.json")

@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 
 use super::tunnels::{COUNTER, serve};
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 const TEXT: u8 = 1;
 const BINARY: u8 = 2;

@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::{Server, tls};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 const DOMAIN: &str = "sandboxes.example.com";
 

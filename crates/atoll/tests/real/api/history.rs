@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::pages::all;
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 async fn session(client: &Client, sandbox: &str) -> String {
     let info = client.get(&format!("/sandboxes/{sandbox}")).await.json();

@@ -10,7 +10,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::Server;
 use super::tls::{by_two, connect, make};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 // Kinds of frames.
 const DATA: u8 = 0;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::sockets::{closed, open};
 use super::{Client, Server};
-use crate::world::{DEADLINE, binary};
+use crate::harness::{DEADLINE, binary};
 
 async fn key(client: &Client, body: Value) -> (Client, String) {
     let made = client.post("/keys", &body).await;

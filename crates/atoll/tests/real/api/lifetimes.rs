@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 pub async fn state(client: &Client, id: &str) -> Value {
     let answer = client.get(&format!("/sandboxes/{id}")).await;

@@ -107,7 +107,7 @@ async fn d10_a_link_is_good_for_what_it_says_and_nothing_else() {
     let short = url.split_once(&client.address).unwrap().1.to_owned();
     let begin = std::time::Instant::now();
     while anybody.get(&short).await.status == 200 {
-        assert!(begin.elapsed() < crate::world::DEADLINE);
+        assert!(begin.elapsed() < crate::harness::DEADLINE);
     }
     assert_eq!(anybody.get(&short).await.refusal().0, 403);
 

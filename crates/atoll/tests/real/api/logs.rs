@@ -4,7 +4,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Streams and texts of lines.
 fn said(lines: &[Value]) -> Vec<(String, String)> {

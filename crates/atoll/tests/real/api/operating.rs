@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{Client, Server};
 use crate::cli::atoll;
-use crate::world::{DEADLINE, binary};
+use crate::harness::{DEADLINE, binary};
 
 fn said(output: &std::process::Output) -> String {
     assert!(output.status.success(), "{output:?}");
@@ -157,7 +157,7 @@ async fn records_that_cannot_be_read_are_left_as_they_are_and_so_is_all_else() {
         .arg(server.data())
         .env(
             "ATOLL_TEMPLATES_DIR",
-            crate::world::data().join("templates"),
+            crate::harness::data().join("templates"),
         );
     let refused =
         tokio::task::block_in_place(|| atoll_testkit::run_within(&mut serve, DEADLINE, b""));
@@ -186,14 +186,14 @@ async fn a_first_start_shows_no_key_to_who_is_no_terminal_and_warns_off_loopback
     let scratch = Scratch::new();
     let file = scratch.join("atoll.toml");
     std::fs::write(&file, "listen = \"0.0.0.0:0\"\nmetrics-listen = \"off\"\n").unwrap();
-    crate::world::private(&scratch.join("data"));
+    crate::harness::private(&scratch.join("data"));
     let mut serve = std::process::Command::new(binary());
     serve
         .args(["serve", "--config", file.to_str().unwrap(), "--data-dir"])
         .arg(scratch.join("data"))
         .env(
             "ATOLL_TEMPLATES_DIR",
-            crate::world::data().join("templates"),
+            crate::harness::data().join("templates"),
         )
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped());

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Answer, Client, Server};
 use crate::cli::{atoll, told};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 async fn changed(client: &Client, path: &str, body: &Value) -> Answer {
     let headers = [("content-type", "application/json")];

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::scarce::spare;
+use super::fd_exhaustion::spare;
 use super::{Answer, Client, Server};
-use crate::world::{DEADLINE, World, private};
+use crate::harness::{DEADLINE, World, private};
 
 /// Sends many concurrent requests. Returns their statuses, and whether each has `Retry-After`.
 async fn at_once(client: &Client, path: &str, body: &Value, times: usize) -> Vec<(u16, bool)> {

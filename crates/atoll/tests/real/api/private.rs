@@ -7,7 +7,7 @@ use atoll_testkit::wait_for;
 use serde_json::json;
 
 use super::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// All files of the server below a directory, without contents of sandboxes and of template layers.
 fn ours(directory: &Path) -> Vec<PathBuf> {

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::{Client, Server};
 use crate::cli::{atoll, told};
-use crate::lasting::reboot;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
+use crate::restart::reboot;
 
 /// Waits until everything that was acknowledged is on the disk.
 async fn settle(server: &Server) {

@@ -9,8 +9,8 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::{Client, Server};
-use crate::lasting::keeper;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
+use crate::restart::keeper;
 
 /// Five lives begin every second.
 const PACE: Duration = Duration::from_millis(200);

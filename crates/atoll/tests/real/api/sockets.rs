@@ -9,7 +9,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 pub type Socket = WebSocketStream<MaybeTlsStream<tokio::net::TcpStream>>;
 

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::lifetimes::{becomes, state};
 use super::{Client, Server};
-use crate::lasting::keeper;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
+use crate::restart::keeper;
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 

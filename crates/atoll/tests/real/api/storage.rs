@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::Server;
 use crate::cli::{atoll, told};
-use crate::world::{DEADLINE, World, binary, data, private};
+use crate::harness::{DEADLINE, World, binary, data, private};
 
 const WARNING: &str = "disk limits of sandboxes (diskMB) are not enforced";
 

@@ -6,7 +6,7 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
 use super::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// A root file system of one static binary, as an archive.
 fn archive(scratch: &Scratch) -> Vec<u8> {

@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Writes a certificate for `localhost` and its key; the certificate.
 pub(super) fn make(directory: &Path) -> CertificateDer<'static> {
@@ -212,7 +212,7 @@ fn half_a_pair_or_a_wrong_one_is_refused_at_the_start() {
         let mut command = crate::cli::atoll(&all);
         command.env(
             "ATOLL_TEMPLATES_DIR",
-            crate::world::data().join("templates"),
+            crate::harness::data().join("templates"),
         );
         let output = atoll_testkit::run_within(&mut command, DEADLINE, b"");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 
 use super::pressure::memory;
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// A server, and a sandbox of it.
 async fn begin() -> (Server, Client, String) {

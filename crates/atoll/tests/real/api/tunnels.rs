@@ -7,7 +7,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::lifetimes::{becomes, state};
 use super::sockets::{Socket, closed, open, send};
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Starts a server in a sandbox, and waits until it listens.
 pub async fn serve(client: &Client, id: &str, port: u16, program: &str) {

@@ -10,11 +10,11 @@ use atoll_testkit::{Scratch, wait_for};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use super::lasting::{follow, follow_until};
+use super::restart::{follow, follow_until};
 use super::sockets::{open, send, until};
 use super::{Client, Server};
-use crate::lasting::versions::keepers;
-use crate::world::{DEADLINE, binary};
+use crate::harness::{DEADLINE, binary};
+use crate::restart::versions::keepers;
 
 const SANDBOXES: usize = 50;
 /// One sandbox in five has a terminal too.

@@ -236,14 +236,14 @@ fn a_place_for_metrics_that_was_asked_for_must_be_had() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap().to_string();
     let scratch = atoll_testkit::Scratch::new();
-    let mut serve = std::process::Command::new(crate::world::binary());
+    let mut serve = std::process::Command::new(crate::harness::binary());
     serve
         .args(["serve", "--listen", "127.0.0.1:0", "--metrics-listen", &at])
         .arg("--data-dir")
         .arg(scratch.join("data"))
         .env(
             "ATOLL_TEMPLATES_DIR",
-            crate::world::data().join("templates"),
+            crate::harness::data().join("templates"),
         );
     let said = atoll_testkit::run(&mut serve);
     assert_eq!(said.status.code(), Some(5), "{said:?}");
@@ -282,7 +282,7 @@ async fn what_a_sandbox_uses_is_sampled_and_told_for_a_range() {
         }
         all
     };
-    let all = tokio::time::timeout(crate::world::DEADLINE, waiting).await;
+    let all = tokio::time::timeout(crate::harness::DEADLINE, waiting).await;
     let all = all.expect("the sandbox is sampled");
     let last = all.last().unwrap();
     assert_eq!(last["cpuCount"], 1.0);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use atoll_model::{Error, RunAs, SandboxId, WriteOptions};
 use atoll_testkit::Scratch;
 
-use crate::world::{World, data};
+use crate::harness::{World, data};
 
 /// Contents of the canary.
 pub(super) const HOST: &[u8] = b"known to the host alone";

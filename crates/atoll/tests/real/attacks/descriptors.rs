@@ -6,7 +6,7 @@ use atoll_model::{Code, ExecSpec};
 use atoll_testkit::Attempt;
 
 use super::{Case, Control, Streams, USERS, attack, check, check_on, lines};
-use crate::world::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, said};
 
 const CONTROLS: &[Control] = &[Control {
     lift: |plan| plan.inside.close_descriptors = false,

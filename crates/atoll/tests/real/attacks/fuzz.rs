@@ -13,8 +13,8 @@ use atoll_testkit::{Attempt, attempts};
 use atoll_worker::ExecResult;
 
 use super::attack;
+use crate::harness::{Kind, World, data, probe_spec, said};
 use crate::lifecycle::traces;
-use crate::world::{Kind, World, data, probe_spec, said};
 use kernel_log::KernelLog;
 
 const PIDS: u32 = 64;

@@ -7,7 +7,7 @@ use atoll_testkit::wait_for;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Case, check, line};
-use crate::world::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
 
 /// There is no control: see [`super::IMPOSSIBLE`]. That the same calls work on another process is shown by
 /// `only_processes_of_the_box_can_be_traced`.

@@ -9,7 +9,7 @@ use atoll_testkit::Attempt;
 use super::{
     Case, Control, NET_RAW, ROOT, SYS_ADMIN, USERS, allow, attack, check, line, lines, refused,
 };
-use crate::world::{Kind, World, probe_spec};
+use crate::harness::{Kind, World, probe_spec};
 
 /// The calls that need more than a user has even with zero arguments: their own or their file's ids change.
 const FOR_ROOT: [&str; 8] = [

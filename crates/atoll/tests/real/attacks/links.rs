@@ -5,7 +5,7 @@ use std::fs;
 use atoll_model::{Authority, Code, RunAs, SandboxId, WriteOptions};
 
 use super::canary::{Canary, GUEST, HOST, read, upper, write};
-use crate::world::{Kind, World, said};
+use crate::harness::{Kind, World, said};
 
 /// The callers: root, the user, and the user with root's capabilities.
 fn callers() -> [RunAs; 3] {

@@ -8,7 +8,7 @@ use atoll_testkit::Attempt;
 use super::{
     Case, Control, ROOT, SYS_ADMIN, SYS_CHROOT, USERS, allow, attack, check, lines, refused,
 };
-use crate::world::{Kind, World, template};
+use crate::harness::{Kind, World, template};
 
 const READ_ONLY: u32 = 1;
 

@@ -9,7 +9,7 @@ use atoll_model::{Code, Error, FileKind, RunAs, WriteOptions};
 
 use super::USERS;
 use super::canary::{Canary, read, upper, write};
-use crate::world::{Kind, World, said};
+use crate::harness::{Kind, World, said};
 
 /// Longer than any answer takes, shorter than a file that never ends.
 const SOON: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@ use atoll_testkit::{Attempt, attempts};
 use atoll_worker::StartedExec;
 
 use super::{USERS, attack};
-use crate::world::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, said};
 
 const CLONE_NEWIPC: u64 = 0x0800_0000;
 

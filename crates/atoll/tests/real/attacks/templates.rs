@@ -11,7 +11,7 @@ use atoll_worker::{Config, LocalRuntime};
 
 use super::USERS;
 use super::canary::Canary;
-use crate::world::{binary, probe_spec};
+use crate::harness::{binary, probe_spec};
 
 /// Expected result for a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

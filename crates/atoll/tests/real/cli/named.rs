@@ -10,8 +10,8 @@ use atoll_testkit::{Scratch, run_within, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{atoll, done, told};
-use crate::lasting::keeper;
-use crate::world::{self, DEADLINE};
+use crate::harness::{self, DEADLINE};
+use crate::restart::keeper;
 
 /// A run of a test's own name.
 struct Named {
@@ -26,7 +26,7 @@ impl Named {
     }
 
     fn directory(&self) -> PathBuf {
-        world::data().join("named").join(&self.name)
+        harness::data().join("named").join(&self.name)
     }
 
     fn tag(&self) -> String {

@@ -193,11 +193,14 @@ fn input_passes_through_byte_for_byte() {
 
 #[test]
 fn a_closed_pipe_ends_the_command_as_it_would_in_a_shell() {
-    let line = format!("{} run -- yes | head -1", crate::world::binary().display());
+    let line = format!(
+        "{} run -- yes | head -1",
+        crate::harness::binary().display()
+    );
     let mut shell = Command::new("bash");
     shell.args(["-c", &format!("set -o pipefail; {line}")]);
     shell
-        .env("ATOLL_DATA_DIR", crate::world::data())
+        .env("ATOLL_DATA_DIR", crate::harness::data())
         .stdin(Stdio::null());
     let output = run_within(&mut shell, Duration::from_mins(1), b"");
     assert_eq!(told(&output), "y\nexit 141");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::atoll;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// A run whose command prints `ready` after its start.
 fn started(line: &str) -> (Child, BufReader<ChildStdout>) {

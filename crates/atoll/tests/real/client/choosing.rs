@@ -5,7 +5,7 @@ use atoll_testkit::wait_for;
 use super::screen::Screen;
 use super::{atoll, json, said, tried, with_web};
 use crate::api::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// The ids of the running terminals, newest first.
 fn ids(server: &Server) -> Vec<String> {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Bad, Line, atoll, done, json, operator, said, tried};
 use crate::api::Server;
 use crate::cli::told;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Runs each test over a stable connection, and over one that breaks repeatedly.
 macro_rules! over_both {

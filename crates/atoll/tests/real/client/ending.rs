@@ -10,7 +10,7 @@ use super::screen::Screen;
 use super::{atoll, done, json as json_of, said};
 use crate::api::{Client, Server};
 use crate::cli::told;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_with_a_name_keeps_its_files_and_the_user_is_told_when_it_ends() {

@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::{done, json, operator, plain, said, with_web};
 use crate::api::Server;
 use crate::cli::told;
-use crate::world::{self, DEADLINE};
+use crate::harness::{self, DEADLINE};
 
 /// `atoll` on the server's machine: its data directory, and the templates that all tests share.
 fn here(server: &Server, args: &[&str]) -> Command {
     let mut command = operator(server, args);
-    command.env("ATOLL_TEMPLATES_DIR", world::data().join("templates"));
+    command.env("ATOLL_TEMPLATES_DIR", harness::data().join("templates"));
     command
 }
 

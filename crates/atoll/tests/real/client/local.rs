@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{at, atoll, done, json as json_of, operator, plain, said, with_web};
 use crate::api::Server;
 use crate::cli::told;
-use crate::world::{self, DEADLINE};
+use crate::harness::{self, DEADLINE};
 
 /// A key of the server's own org.
 async fn key(server: &Server, scope: &str) -> String {
@@ -48,7 +48,7 @@ async fn a_key_without_a_server_is_used_on_the_operators_socket() {
 fn what_acts_on_this_machine_only_is_refused_while_a_server_is_configured() {
     let scratch = Scratch::new();
     let data = scratch.join("data");
-    world::private(&data);
+    harness::private(&data);
     let profiles = scratch.join("atoll");
     std::fs::create_dir(&profiles).unwrap();
     let here = |args: &[&str], variable: (&str, &str)| {
@@ -125,7 +125,7 @@ async fn templates_are_those_of_the_server_that_is_configured() {
         let added = said(&server, &add);
         assert!(added.starts_with(&format!("template {name}: ")), "{added}");
         // Owner and mode bits are those of the source.
-        let copy = world::data().join(format!("templates/{name}/layer/special"));
+        let copy = harness::data().join(format!("templates/{name}/layer/special"));
         let copy = std::fs::metadata(copy).unwrap();
         assert_eq!((copy.uid(), copy.mode() & 0o7777), (1000, 0o4750));
         let again = done(atoll(&server, &add), b"");

@@ -24,7 +24,7 @@ async fn commands_are_listed_signalled_and_waited_for() {
     assert!(shown.contains("running"), "{shown}");
     // The trap is set once the line is there.
     let ready = || said(&server, &["logs", "web"]).contains("ready");
-    atoll_testkit::wait_for("the trap", crate::world::DEADLINE, ready);
+    atoll_testkit::wait_for("the trap", crate::harness::DEADLINE, ready);
     let signal = ["commands", "signal", "web", id, "--signal", "SIGINT"];
     assert_eq!(said(&server, &signal), format!("{id}\n"));
     assert_eq!(said(&server, &["commands", "wait", "web", id]), "3\n");

@@ -15,7 +15,7 @@ fn read_once(mut command: Command, begin: impl Fn()) -> Child {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let line = std::thread::spawn(move || lines.next().unwrap().unwrap());
-    wait_for("the first line", crate::world::DEADLINE, || {
+    wait_for("the first line", crate::harness::DEADLINE, || {
         begin();
         line.is_finished()
     });
@@ -58,7 +58,7 @@ async fn what_nobody_reads_any_more_ends() {
         &["files", "watch", "web"],
     ] {
         let mut child = read_once(atoll(&server, args), happen);
-        wait_for("its end", crate::world::DEADLINE, || {
+        wait_for("its end", crate::harness::DEADLINE, || {
             happen();
             child.try_wait().unwrap().is_some()
         });

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// A command on a pseudoterminal, and its screen.
 pub struct Screen {

@@ -9,7 +9,7 @@ use serde_json::json;
 use super::screen::Screen;
 use super::{at, atoll, operator, plain, with_web};
 use crate::api::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shell_goes_on_when_the_server_was_killed_and_started_again() {

@@ -7,11 +7,11 @@ use atoll_testkit::{Scratch, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use super::holder::Holder;
+use super::delaying_proxy::Holder;
 use super::screen::Screen;
 use super::{at, operator};
 use crate::api::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use super::screen::Screen;
 use super::{atoll, plain, with_web};
 use crate::api::Server;
-use crate::world::{DEADLINE, World};
+use crate::harness::{DEADLINE, World};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_on_this_machine_has_our_terminal_and_gives_it_back() {

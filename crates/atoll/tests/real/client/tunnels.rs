@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
 use super::{atoll, said, with_web};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Echoes the input of each connection.
 const ECHO: &str = r#"

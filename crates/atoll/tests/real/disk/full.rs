@@ -13,7 +13,7 @@ use atoll_worker::Storage;
 use atoll_worker::storage::DiskSpace;
 
 use super::{MIB, data, no_room, open, shell, write};
-use crate::world::{DEADLINE, said};
+use crate::harness::{DEADLINE, said};
 
 /// Takes the last byte of a disk.
 fn fill(disk: &Path) -> PathBuf {

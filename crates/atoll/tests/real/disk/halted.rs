@@ -10,7 +10,7 @@ use atoll_testkit::{Scratch, run, wait_for};
 use atoll_worker::Storage;
 
 use super::{data, open};
-use crate::world::{DEADLINE, World};
+use crate::harness::{DEADLINE, World};
 
 /// A file system to which nothing can be written, until this is dropped.
 struct Halted(PathBuf);

@@ -11,7 +11,7 @@ use atoll_worker::{Config, LocalRuntime, Storage};
 
 use super::{data, limited, no_room, open, shell};
 use crate::cli::{atoll, done, told};
-use crate::world::{DEADLINE, World, binary, said};
+use crate::harness::{DEADLINE, World, binary, said};
 
 /// Mounts and loop devices of anything below a directory.
 fn left(below: &Path) -> Vec<String> {

@@ -13,7 +13,7 @@ use super::root;
 use crate::api::Server;
 use crate::cli::told;
 use crate::client::screen::Screen;
-use crate::world::{self, DEADLINE};
+use crate::harness::{self, DEADLINE};
 
 /// The one block of this kind that has these words.
 fn block(kind: &str, words: &str) -> String {
@@ -54,7 +54,7 @@ fn examples_of_the_readme_are_those_of_the_quick_start() {
 
 /// A shell line, run by a user of the server in the examples' directory.
 fn shell(server: &Server, place: &Path, line: &str) -> Command {
-    let binaries = world::binary().parent().unwrap().display().to_string();
+    let binaries = harness::binary().parent().unwrap().display().to_string();
     let mut shell = Command::new("bash");
     shell.args(["-c", line]).current_dir(place);
     shell

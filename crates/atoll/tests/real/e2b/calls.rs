@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use crate::api::{Answer, Client};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// A client with a sandbox's token.
 pub(super) struct Agent {

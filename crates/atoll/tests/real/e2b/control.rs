@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::calls::Agent;
 use crate::api::{Answer, Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Makes a sandbox; its id.
 async fn make(client: &Client, more: Value) -> String {

@@ -7,7 +7,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
 use crate::api::{Answer, Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 pub(super) const PORT: u16 = 8000;
 pub(super) const DOMAIN: &str = "sandboxes.example.com";

@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
 use super::ports::{DOMAIN, PORT, serve, serving};
 use crate::api::{Answer, Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// A sandbox of the API's that serves.
 async fn private(client: &Client) -> String {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::calls::Agent;
 use crate::api::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Type of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

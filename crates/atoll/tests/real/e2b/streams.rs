@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::calls::{Agent, Stream};
 use crate::api::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Shorter than the server's timeout for a silent sandbox.
 const AT_ONCE: Duration = Duration::from_secs(15);

@@ -6,7 +6,7 @@ use atoll_model::{ExecSpec, ExecStatus, SandboxId};
 use atoll_testkit::wait_for;
 use atoll_worker::StartedExec;
 
-use crate::world::{DEADLINE, Kind, World, in_both, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, in_both, probe_spec, said};
 
 /// Waits until only the sandbox's own PID 1 is left.
 fn wait_until_alone(world: &World, id: &SandboxId) {
@@ -117,7 +117,7 @@ async fn a_deadline_that_is_not_reached_says_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn children_that_live_on_do_not_hold_the_command() {
     let world = World::open().await;
-    for kind in crate::world::KINDS {
+    for kind in crate::harness::KINDS {
         let id = world.sandbox(kind).await;
         let done = world.probe(&id, "user", &["daemon", "300", "hold"]).await;
         let pid = said(&done).trim().strip_prefix("pid ").unwrap().to_owned();

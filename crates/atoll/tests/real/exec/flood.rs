@@ -9,7 +9,7 @@ use atoll_model::{OutputChunk, SandboxId};
 use atoll_testkit::wait_for;
 use atoll_worker::{ExecHandle, OutputReader};
 
-use crate::world::{DEADLINE, Kind, World, data, probe_spec};
+use crate::harness::{DEADLINE, Kind, World, data, probe_spec};
 
 const MIB: u64 = 1 << 20;
 /// Retained output of a command, in bytes.

@@ -3,7 +3,7 @@
 use atoll_model::{Code, ExecSpec};
 
 use super::refused;
-use crate::world::{Kind, World, in_both, probe_spec, said};
+use crate::harness::{Kind, World, in_both, probe_spec, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_are_found_by_name_by_number_and_by_both_numbers() {

@@ -3,7 +3,7 @@
 use atoll_model::{Bytes, OutputChunk};
 use atoll_worker::ExecHandle;
 
-use crate::world::{DEADLINE, Kind, World, probe_spec};
+use crate::harness::{DEADLINE, Kind, World, probe_spec};
 
 const MIB: u64 = 1 << 20;
 

@@ -2,7 +2,7 @@
 
 use atoll_model::ExecSpec;
 
-use crate::world::{DEADLINE, Kind, World, probe_spec};
+use crate::harness::{DEADLINE, Kind, World, probe_spec};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_command_that_took_too_much_is_told_to_have_run_out_of_memory() {

@@ -4,7 +4,7 @@ use atoll_model::ExecSpec;
 use atoll_testkit::{fnv64, pattern};
 use tokio::task::JoinSet;
 
-use crate::world::{in_both, probe_spec, said};
+use crate::harness::{in_both, probe_spec, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn input_is_empty_unless_the_caller_writes_it() {

@@ -4,7 +4,7 @@ use atoll_model::{Code, Error, FileKind, RunAs};
 use atoll_testkit::pattern;
 
 use super::{Files, code, owner, user};
-use crate::world::{in_both, said};
+use crate::harness::{in_both, said};
 
 async fn copy(files: &Files<'_>, from: &str, to: &str, replace: bool) -> Result<(), Error> {
     copy_as(files, &RunAs::root(), from, to, replace).await

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use atoll_model::{Attributes, Code, Error, FileDetails, FileKind, RunAs, WatchOptions};
 
 use super::{Files, code, owner, user};
-use crate::world::{in_both, said};
+use crate::harness::{in_both, said};
 
 const PREFIX: &str = "user.test.";
 

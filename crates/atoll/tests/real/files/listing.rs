@@ -3,7 +3,7 @@
 use atoll_model::{Code, FileKind, RunAs};
 
 use super::{Files, code, user};
-use crate::world::in_both;
+use crate::harness::in_both;
 
 /// A small tree, made as root.
 async fn grow(files: &Files<'_>) {

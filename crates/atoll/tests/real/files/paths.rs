@@ -3,7 +3,7 @@
 use atoll_model::{Code, RunAs};
 
 use super::{Files, REPLACE, code, user};
-use crate::world::{Kind, World, in_both, said};
+use crate::harness::{Kind, World, in_both, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn relative_paths_and_the_tilde_start_at_home() {

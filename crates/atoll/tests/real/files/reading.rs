@@ -6,7 +6,7 @@ use atoll_model::{Code, FileKind, RunAs};
 use atoll_testkit::pattern;
 
 use super::{Files, code, owner, user};
-use crate::world::{in_both, said};
+use crate::harness::{in_both, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_part_of_a_file_is_read() {

@@ -8,7 +8,7 @@ use atoll_model::RunAs;
 use atoll_testkit::pattern;
 
 use super::{Files, IN_PLACE, REPLACE, user};
-use crate::world::{DEADLINE, in_both, said};
+use crate::harness::{DEADLINE, in_both, said};
 
 /// The inode inside.
 async fn inode(files: &Files<'_>, path: &str) -> String {

@@ -3,7 +3,7 @@
 use atoll_model::{Code, FileKind, RunAs};
 
 use super::{Files, code, owner, user};
-use crate::world::{DEADLINE, Kind, World, in_both, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, in_both, probe_spec, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn directories_are_made() {

@@ -7,7 +7,7 @@ use atoll_model::{Code, FileKind, RunAs, WriteOptions};
 use atoll_testkit::{Fnv64, Scratch, pattern};
 
 use super::{Files, IN_PLACE, REPLACE, code, owner, user};
-use crate::world::{in_both, said};
+use crate::harness::{in_both, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_of_every_size_come_back_as_they_were_sent() {

@@ -7,8 +7,8 @@ use atoll_testkit::wait_for;
 use atoll_worker::LocalRuntime;
 
 use super::{limited, value};
-use crate::lasting::{Place, spec};
-use crate::world::{DEADLINE, KINDS, Kind, World, probe_spec, said, template};
+use crate::harness::{DEADLINE, KINDS, Kind, World, probe_spec, said, template};
+use crate::restart::{Place, spec};
 
 fn size(cpus: u32, memory: u64, pids: u32) -> Limits {
     Limits {
@@ -327,7 +327,7 @@ async fn another_server_goes_on_with_the_new_size() {
     let place = Place::new();
     let open = async |data: &Path| {
         let config = atoll_worker::Config {
-            binary: crate::world::binary(),
+            binary: crate::harness::binary(),
             persistent: true,
             ..atoll_worker::Config::new(data)
         };

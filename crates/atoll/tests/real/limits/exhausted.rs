@@ -4,7 +4,7 @@ use atoll_model::{ExecSpec, SandboxState, StopReason};
 use atoll_testkit::wait_for;
 
 use super::limited;
-use crate::world::{DEADLINE, Kind, World, said};
+use crate::harness::{DEADLINE, Kind, World, said};
 
 /// PID 1 is worth more than any program of its sandbox: here it is made worth less, from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, SandboxSpec};
 use super::{
     HOST, PRIVATE, PUBLIC, Scene, WEB, address_of, internet, links, policy, reach, tried, tried_as,
 };
-use crate::world::{KINDS, Kind, World};
+use crate::harness::{KINDS, Kind, World};
 
 /// A single port of one address, a network, and a network that contains an address of the host.
 const OPEN: [&str; 3] = ["10.0.0.1:80", "192.168.0.0/16", "203.0.113.0/24"];
@@ -27,7 +27,7 @@ fn e01_an_exception_opens_nothing_of_the_host_its_neighbours_or_beside_it() {
         let _second = scene.listen("10.0.0.1:81");
         let neighbour = world.sandbox_spec(Kind::Static, internet).await;
         let near = address_of(&links()[0]);
-        let serve = crate::world::probe_spec(&["greet", "0.0.0.0:80"]).user("root");
+        let serve = crate::harness::probe_spec(&["greet", "0.0.0.0:80"]).user("root");
         let _serving = world.runtime.exec(&neighbour, serve).await.unwrap();
         let open = ["10.0.0.1:80", "192.168.0.1:80", "203.0.113.1:80"];
         let closed = PRIVATE.iter().map(|address| format!("{address}:{WEB}"));

@@ -15,7 +15,7 @@ use atoll_testkit::run_within;
 
 use super::scene::{HOST, PRIVATE, PUBLIC, Scene, WEB, address_of, links, sh};
 use super::{internet, reached, world};
-use crate::world::{DEADLINE, Kind, World};
+use crate::harness::{DEADLINE, Kind, World};
 
 const SEND: &str = include_str!("frames.py");
 /// The port that answers come back to.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use atoll_testkit::{Scratch, run_within};
 
-use crate::world::{World, binary, data};
+use crate::harness::{World, binary, data};
 
 /// Time limit of each test: shorter than the runner's, so that a hanging test reports where.
 const DEADLINE: Duration = Duration::from_secs(280);

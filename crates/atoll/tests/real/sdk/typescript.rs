@@ -8,7 +8,7 @@ use std::time::Duration;
 use atoll_testkit::{Scratch, run_within};
 
 use crate::api::{Chromium, Server, serve};
-use crate::world::{World, binary, data};
+use crate::harness::{World, binary, data};
 
 /// Within these a build, and all of its tests, are done.
 const DEADLINE: Duration = Duration::from_secs(280);

@@ -13,7 +13,7 @@ use atoll_testkit::{Scratch, run, wait_for};
 use atoll_worker::Watch;
 
 use super::{descriptors, drained};
-use crate::world::{DEADLINE, Kind, World};
+use crate::harness::{DEADLINE, Kind, World};
 
 const COPIES: usize = 100;
 /// Of each copy, besides its top: ten, and a hundred below them.

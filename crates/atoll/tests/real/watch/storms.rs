@@ -1,7 +1,7 @@
 //! Watches on trees that grow, move, or exceed the watch limits (D09).
 
 use super::{Mirror, drained, follow, line, mkdir, python, real, watch};
-use crate::world::{Kind, World};
+use crate::harness::{Kind, World};
 use atoll_model::{WatchEvent, WatchOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

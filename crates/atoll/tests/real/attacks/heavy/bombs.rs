@@ -10,7 +10,7 @@ use atoll_testkit::wait_for;
 
 use crate::attacks::init::processes;
 use crate::attacks::{USERS, attack};
-use crate::world::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
 
 const PIDS: u32 = 64;
 

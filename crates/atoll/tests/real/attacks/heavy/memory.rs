@@ -8,7 +8,7 @@ use atoll_testkit::{Attempt, attempts};
 use atoll_worker::ExecResult;
 
 use crate::attacks::USERS;
-use crate::world::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, said};
 
 const LIMIT: u64 = 64 << 20;
 const MOST: &str = "268435456";

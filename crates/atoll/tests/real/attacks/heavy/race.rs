@@ -10,7 +10,7 @@ use atoll_worker::ExecHandle;
 
 use crate::attacks::USERS;
 use crate::attacks::canary::{Canary, HOST, read, upper, write};
-use crate::world::{DEADLINE, Kind, World, probe_spec};
+use crate::harness::{DEADLINE, Kind, World, probe_spec};
 
 /// Number of swaps for each caller and operation: 120,000 in all.
 const SWAPS: u64 = 20_000;

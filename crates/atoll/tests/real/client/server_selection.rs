@@ -154,7 +154,7 @@ async fn what_is_said_wins_over_what_is_around_and_that_over_what_is_remembered(
     let here = |args: &[&str], around: &[(&str, &str)]| {
         let mut command = plain(args);
         command.env("XDG_CONFIG_HOME", scratch.path());
-        command.env("ATOLL_DATA_DIR", crate::world::data());
+        command.env("ATOLL_DATA_DIR", crate::harness::data());
         command.envs(around.iter().copied());
         done(command, b"")
     };

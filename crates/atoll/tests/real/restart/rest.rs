@@ -10,7 +10,7 @@ use atoll_worker::{LocalRuntime, Storage};
 
 use super::{EMBRYOS, Place, WARM, children, config, keeper, prepared, spec};
 use crate::api::Server;
-use crate::world::{DEADLINE, probe_spec};
+use crate::harness::{DEADLINE, probe_spec};
 
 /// Mounts and control groups of an instance, and its keeper.
 fn left(data: &Path, tag: &str) -> Vec<String> {
@@ -31,7 +31,7 @@ async fn echo(runtime: &LocalRuntime, id: &SandboxId) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_end_without_sandboxes_leaves_nothing_in_the_kernel() {
-    tokio::task::spawn_blocking(crate::world::templates)
+    tokio::task::spawn_blocking(crate::harness::templates)
         .await
         .unwrap();
     let place = Place::new();

@@ -11,7 +11,7 @@ use atoll_testkit::Scratch;
 use super::Server;
 use super::client::clear;
 use crate::cli::atoll;
-use crate::world::{DEADLINE, World, private};
+use crate::harness::{DEADLINE, World, private};
 
 fn serve(data: &Path, at: &str) -> Child {
     let mut command = atoll(&["serve", "--listen", at, "--metrics-listen", "off"]);
@@ -20,7 +20,7 @@ fn serve(data: &Path, at: &str) -> Child {
         .arg(data)
         .env(
             "ATOLL_TEMPLATES_DIR",
-            crate::world::data().join("templates"),
+            crate::harness::data().join("templates"),
         )
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

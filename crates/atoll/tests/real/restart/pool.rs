@@ -10,7 +10,7 @@ use atoll_testkit::wait_for;
 use atoll_worker::{Config, LocalRuntime};
 
 use super::{EMBRYOS, Place, WARM, children, keeper, kill, prepared, serve as start, word};
-use crate::world::{DEADLINE, Kind, template, templates};
+use crate::harness::{DEADLINE, Kind, template, templates};
 
 /// Makes one, waits until others are warm, and to be killed.
 pub(super) async fn serve(data: &Path) {

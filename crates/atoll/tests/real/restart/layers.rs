@@ -8,7 +8,7 @@ use atoll_worker::LocalRuntime;
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
 use super::{Place, TEMPLATE, kill, serve, spec};
-use crate::world::{DEADLINE, binary, probe_spec};
+use crate::harness::{DEADLINE, binary, probe_spec};
 
 /// Rebuilds the template with a file that contains its version.
 fn rebuild(place: &Place, which: &str) {

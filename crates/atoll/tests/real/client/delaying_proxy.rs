@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use atoll_testkit::wait_for;
 
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// A proxy in front of a server.
 pub struct Holder {

@@ -11,7 +11,7 @@ use atoll_testkit::{SCRIBBLED, Scribbles, fnv64, wait_for};
 use atoll_worker::LocalRuntime;
 
 use super::{Place, kill, serve as start, spec, word};
-use crate::world::{DEADLINE, Kind, World, probe_spec};
+use crate::harness::{DEADLINE, Kind, World, probe_spec};
 
 const PAUSES: usize = 1000;
 /// Number of pauses by a server before it is killed.

@@ -7,7 +7,7 @@ use atoll_worker::{Config, LocalRuntime};
 
 use super::scene::{Scene, accept, echo, links, sh, traces};
 use super::{internet, policy, reached};
-use crate::world::{DEADLINE, KINDS, Kind, World, binary, private, probe_spec, said, template};
+use crate::harness::{DEADLINE, KINDS, Kind, World, binary, private, probe_spec, said, template};
 
 /// A runtime with `count` warm sandboxes of the static template, and as many of `base`.
 async fn warm(count: usize) -> World {

@@ -10,7 +10,7 @@ use rustix::fs::inotify;
 
 use super::scene::{Scene, reach};
 use super::{internet, reached};
-use crate::world::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, said};
 
 const CONNECTIONS: u32 = 64;
 const PIDS: u32 = 64;

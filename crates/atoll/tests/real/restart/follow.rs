@@ -11,7 +11,7 @@ use atoll_model::{OutputChunk, Stream};
 use atoll_worker::{ExecHandle, LocalRuntime};
 
 use super::{Place, Random, kill, serve as start, spec, word};
-use crate::world::{DEADLINE, probe_spec};
+use crate::harness::{DEADLINE, probe_spec};
 
 const KILLS: u32 = 200;
 

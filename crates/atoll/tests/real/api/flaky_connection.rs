@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
-use super::lasting::follow;
+use super::restart::follow;
 use super::{Client, Server};
 
 /// Number of lines; a few megabytes.

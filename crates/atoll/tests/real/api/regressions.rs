@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::Server;
-use crate::world::{DEADLINE, data};
+use crate::harness::{DEADLINE, data};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_sandboxes_of_one_caller_share_no_file_and_no_name() {

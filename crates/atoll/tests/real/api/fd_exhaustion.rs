@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use serde_json::json;
 
 use super::Server;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Limits a server to `more` descriptors above its current number, or removes the limit.
 pub fn spare(server: &Server, more: Option<usize>) {

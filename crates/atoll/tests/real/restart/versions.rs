@@ -20,7 +20,7 @@ use atoll_worker::{Config, LocalRuntime};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{Place, after_a_kill, keeper, spec};
-use crate::world::{DEADLINE, binary, probe_spec};
+use crate::harness::{DEADLINE, binary, probe_spec};
 
 const SOCKET: &str = "keeper.sock";
 const BEHIND: &str = "behind.sock";

@@ -2,13 +2,13 @@
 //! killed at any point.
 
 mod churn;
-mod doubtful;
 mod follow;
 mod layers;
 mod pauses;
 mod pool;
 pub mod reboot;
 mod rest;
+mod unadoptable;
 pub mod versions;
 
 use std::collections::BTreeSet;
@@ -22,8 +22,8 @@ use atoll_worker::instance::{Scope, collect};
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config, LocalRuntime};
 
+use crate::harness::{DEADLINE, binary, private, probe_spec};
 use crate::terminal::Watched;
-use crate::world::{DEADLINE, binary, private, probe_spec};
 
 const TEMPLATE: &str = "one";
 const WARM: usize = 3;
@@ -89,7 +89,7 @@ fn config(data: &Path) -> Config {
 /// With some warm sandboxes of `base`, which all tests share, and some embryos.
 fn prepared(data: &Path) -> Config {
     Config {
-        templates: crate::world::data().join("templates"),
+        templates: crate::harness::data().join("templates"),
         warm_count: WARM,
         embryo_count: EMBRYOS,
         ..config(data)
@@ -142,7 +142,7 @@ pub fn keeper(tag: &str) -> Option<i32> {
 fn serve(job: &str, place: &Place, words: &[(&str, &str)]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "lasting::as_a_server", "--nocapture"])
+        .args(["--exact", "restart::as_a_server", "--nocapture"])
         .env("ATOLL_TEST_SERVER", job)
         .env("ATOLL_TEST_DATA", place.data())
         .stdin(Stdio::null())

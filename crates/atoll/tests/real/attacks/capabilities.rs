@@ -5,7 +5,7 @@ use atoll_testkit::{Attempt, attempts, wait_for};
 
 use super::init::processes;
 use super::{Case, Control, LEASE, ROOT, USERS, attack, check, line};
-use crate::world::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
 
 fn granted() -> u64 {
     CAPABILITIES.iter().map(|(_, bit)| 1 << bit).sum()

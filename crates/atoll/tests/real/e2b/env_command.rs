@@ -5,7 +5,7 @@ use std::process::Command;
 use atoll_testkit::Scratch;
 
 use crate::api::Server;
-use crate::world::binary;
+use crate::harness::binary;
 
 /// Lines that the command prints in an environment.
 fn told(words: &[&str], variables: &[(&str, &str)], home: &Scratch) -> Vec<String> {

@@ -12,7 +12,7 @@ use atoll_model::{
 use atoll_testkit::wait_for;
 use atoll_worker::{ExecHandle, LocalRuntime, Watch};
 
-use crate::world::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
 
 /// Timeout of the server for a sandbox in these tests.
 const PATIENCE: Duration = Duration::from_secs(4);

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use super::{Place, config, keeper, kill, serve as start, spec, word};
-use crate::world::{DEADLINE, probe_spec};
+use crate::harness::{DEADLINE, probe_spec};
 
 const SIZE: usize = 300_000;
 

@@ -9,7 +9,7 @@ use atoll_testkit::{Cutter, Scratch, fnv64, wait_for};
 use super::{at, done, operator, said, with_web};
 use crate::api::Server;
 use crate::cli::told;
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// In short, so that a failure can be read.
 fn hash(bytes: &[u8]) -> (usize, u64) {

@@ -10,8 +10,8 @@ use atoll_testkit::{attempts, wait_for};
 use atoll_worker::{Config, LocalRuntime};
 
 use super::scene::{Scene, accept, echo, links, sh, traces};
-use crate::lasting::{Place, keeper, spec};
-use crate::world::{DEADLINE, binary, probe_spec, said};
+use crate::harness::{DEADLINE, binary, probe_spec, said};
+use crate::restart::{Place, keeper, spec};
 
 async fn open(data: &Path, lasting: bool) -> LocalRuntime {
     let config = Config {
@@ -35,7 +35,7 @@ fn serve(place: &Place, lasting: bool) -> Child {
     let made = place.file("made");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "network::lasting::as_a_server", "--nocapture"])
+        .args(["--exact", "network::restart::as_a_server", "--nocapture"])
         .env(
             "ATOLL_TEST_NETWORK",
             if lasting { "lasting" } else { "small" },
@@ -196,7 +196,7 @@ fn links_of_sandboxes_that_died_with_their_server_are_not_gone_on_with() {
         let keeper = rustix::process::Pid::from_raw(keeper).unwrap();
         rustix::process::kill_process(keeper, rustix::process::Signal::KILL).unwrap();
         wait_for("the keeper to end", DEADLINE, || {
-            crate::lasting::keeper(&tag).is_none()
+            crate::restart::keeper(&tag).is_none()
         });
         let runtime = open(&place.data(), true).await;
         assert!(traces().is_empty());

@@ -163,7 +163,7 @@ async fn a_sandbox_whose_processes_end_is_told_as_stopped_and_why() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    let info = tokio::time::timeout(crate::world::DEADLINE, stopped)
+    let info = tokio::time::timeout(crate::harness::DEADLINE, stopped)
         .await
         .unwrap();
     assert_eq!(info["reason"], "exited");
@@ -310,7 +310,7 @@ async fn what_happens_is_told_in_order_also_after_a_kill() {
             text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
         }
     };
-    tokio::time::timeout(crate::world::DEADLINE, reading)
+    tokio::time::timeout(crate::harness::DEADLINE, reading)
         .await
         .unwrap();
     let told: Vec<&str> = text

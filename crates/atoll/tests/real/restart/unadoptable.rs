@@ -9,7 +9,7 @@ use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config, LocalRuntime, Storage, orphans};
 
 use super::{Place, keeper, spec};
-use crate::world::{DEADLINE, binary, probe_spec};
+use crate::harness::{DEADLINE, binary, probe_spec};
 
 fn directory(place: &Place, id: &SandboxId) -> PathBuf {
     place.data().join("sandboxes").join(id.as_str())

@@ -17,7 +17,7 @@ use atoll_testkit::{mounts, wait_for};
 use atoll_worker::{Config, LocalRuntime};
 
 use super::{Place, Random, children, keeper, prepared, serve as start, word};
-use crate::world::{DEADLINE, templates};
+use crate::harness::{DEADLINE, templates};
 use told::Book;
 
 const KILLS: u64 = 200;

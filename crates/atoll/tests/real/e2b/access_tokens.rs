@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::api::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Every route of E2B's daemon, but `/health`.
 const ROUTES: &[(&str, &str)] = &[

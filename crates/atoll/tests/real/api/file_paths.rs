@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use super::{Client, Server};
-use crate::world::DEADLINE;
+use crate::harness::DEADLINE;
 
 /// Every way that reads or changes one path.
 const CALLS: &[(&str, &str)] = &[
