@@ -1,5 +1,5 @@
 """Generates `src/atoll/_sync` from `src/atoll/_async`, and docs/reference/python.md from the docstrings.
-`python generate.py` writes both, and `--check` says whether they are current."""
+`python generate.py` writes both; with `--check` it fails if one is out of date."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-#: Written once for both kinds of programs; the others are written twice, as they differ.
-SHARED = ["client", "commands", "door", "download", "files", "pty", "sandbox", "tools"]
+#: Modules whose sync half is generated; both halves of the others are written by hand.
+SHARED = ["client", "commands", "download", "files", "pty", "sandbox", "sandbox_api", "tools"]
 
-#: What is another word in a program that waits.
+#: Replacements that turn async into sync code.
 WORDS = [
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
@@ -28,14 +28,14 @@ WORDS = [
 ]
 
 
-def waiting(source: str) -> str:
-    """A module for programs that wait, from one for programs on an event loop."""
+def to_sync(source: str) -> str:
+    """The sync variant of an async module."""
     for pattern, word in WORDS:
         source = re.sub(pattern, word, source)
     return source
 
 
-#: What the reference tells of, in its order.
+#: The classes of the reference, in its order.
 CLASSES = {
     "atoll": ["Sandbox", "Client", "CommandHandle", "Pty", "Forward"],
     "atoll._sync.commands": ["Commands", "OutputStream"],
@@ -43,14 +43,14 @@ CLASSES = {
     "atoll._sync.pty": ["Ptys"],
     "atoll.tools": ["Tools"],
 }
-#: What is not for users, though others of the package call it.
+#: Methods without underscore that only other modules of the package use.
 INSIDE = {"request", "open", "pause", "broken", "refused"}
 
 
 def text(documented: object) -> str:
-    """A docstring as Markdown: what is under a heading becomes a list. Everything public has one."""
+    """A docstring as Markdown: its sections become lists. Fails for a public name without docstring."""
     docstring = documented.__doc__
-    # A dataclass without one is given its signature.
+    # The generated docstring of a dataclass is its signature.
     if not docstring or docstring.startswith(f"{getattr(documented, '__name__', '')}("):
         raise ValueError(f"{getattr(documented, '__qualname__', documented)} has no docstring")
     lines = []
@@ -63,7 +63,7 @@ def text(documented: object) -> str:
 
 
 def signature(name: str, function: Callable[..., Any]) -> str:
-    """A call as one would write it down."""
+    """The signature of a method as code."""
     words, star = [], False
     for one in inspect.signature(function).parameters.values():
         if one.name in ("self", "cls"):
@@ -79,12 +79,12 @@ def signature(name: str, function: Callable[..., Any]) -> str:
 
 
 def described(kind: type) -> list[str]:
-    """A class and what it can do."""
+    """The reference of a class."""
     return [f"## {kind.__name__}", text(kind), *members(kind)]
 
 
 def members(kind: type) -> list[str]:
-    """What a class can do, and what is known of it."""
+    """The reference of the public methods and properties of a class."""
     parts = []
     for name, member in vars(kind).items():
         inside = name.startswith("_") or (kind.__name__ == "Client" and name in INSIDE)
@@ -101,16 +101,16 @@ def members(kind: type) -> list[str]:
 
 
 def reference() -> str:
-    """The page about everything that is public."""
+    """The reference page of the public API."""
     sys.path.insert(0, str(HERE / "src"))
     from atoll import errors, models
 
     parts = [
         "# The SDK for Python",
-        "Made from the docstrings by `sdks/python/generate.py`; "
+        "Generated from the docstrings by `sdks/python/generate.py`; "
         "[its README](../../sdks/python/README.md) has examples. "
-        "Everything is there on an event loop too, with the same names after `Async`: `AsyncSandbox`, `AsyncClient`, "
-        "and `await` before what waits.",
+        "Each class has an asyncio variant whose name starts with `Async`, such as `AsyncSandbox` and `AsyncClient`, "
+        "with the same methods as coroutines.",
     ]
     for module, names in CLASSES.items():
         for name in names:
@@ -128,24 +128,24 @@ def reference() -> str:
 
 
 def tools() -> str:
-    """What the tools for agents are, as a module: a wheel has no other files than those of its package."""
+    """The definitions of the tools as a module, as the wheel has no files outside its package."""
     data = (HERE.parent / "tools.json").read_text()
-    lines = ["# Made from sdks/tools.json by generate.py.", "import json", "from typing import Any", ""]
+    lines = ["# Generated from sdks/tools.json by generate.py.", "import json", "from typing import Any", ""]
     return "\n".join([*lines, f'TOOLS: dict[str, Any] = json.loads(r"""\n{data}""")\n'])
 
 
 def outcomes() -> Iterator[tuple[Path, str]]:
-    """Every file that is made, and what is to be in it. The last is made from the others."""
+    """The path and content of each generated file. The last is generated from the others."""
     package = HERE / "src" / "atoll"
     for name in SHARED:
-        text = waiting((package / "_async" / f"{name}.py").read_text())
-        yield package / "_sync" / f"{name}.py", f"# Made from _async/{name}.py by generate.py.\n{text}"
+        text = to_sync((package / "_async" / f"{name}.py").read_text())
+        yield package / "_sync" / f"{name}.py", f"# Generated from _async/{name}.py by generate.py.\n{text}"
     yield package / "_tools_data.py", tools()
     yield HERE.parents[1] / "docs" / "reference" / "python.md", reference()
 
 
 def main() -> int:
-    """Writes, or with `--check` only says what is not current."""
+    """Writes the files, or with `--check` reports those that are out of date."""
     old = []
     for path, text in outcomes():
         if path.exists() and path.read_text() == text:

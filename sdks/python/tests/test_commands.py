@@ -265,7 +265,7 @@ def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
             await sandbox.files.write("large", b"x" * (8 << 20))
             await client.close()
             before = sockets()
-            call = Call("GET", f"{sandbox._door.path}/files", "reading", {"path": "large"})
+            call = Call("GET", f"{sandbox._api.path}/files", "reading", {"path": "large"})
             stream = await client.open(call, monotonic() + 60)
             with pytest.raises(TimeoutError):
                 await stream.read_all(monotonic() - 1)

@@ -5,7 +5,7 @@
     with Sandbox.create() as sandbox:
         print(sandbox.commands.run("uname -a").stdout)
 
-`Sandbox` is for programs that wait, and `AsyncSandbox`, with the same names, for programs on an event loop.
+`Sandbox` is the synchronous API. `AsyncSandbox` has the same methods for asyncio.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
     "errors",
 ]
 
-#: Imported when they are first used: most programs need one half, and asyncio takes a while to import.
+#: Imported on first use: most programs need one half, and importing asyncio is slow.
 _ASYNC = {
     "AsyncClient": "client",
     "AsyncCommandHandle": "commands",

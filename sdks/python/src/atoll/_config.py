@@ -1,4 +1,4 @@
-"""Where the server is and which key it wants: said, from the environment, or from what `atoll login` wrote."""
+"""Server URL and API key: from parameters, the environment, or the file that `atoll login` writes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .errors import InvalidConfiguration
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-#: Where `atoll serve` listens if nobody says.
+#: The default address of `atoll serve`.
 LOCAL = "http://127.0.0.1:8080"
 
 
 class Address:
-    """A server, taken apart."""
+    """The parsed URL of a server."""
 
     __slots__ = ("base", "key", "path", "proxied", "secure", "socket", "url")
 
@@ -30,7 +30,7 @@ class Address:
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
             raise InvalidConfiguration("the key is empty or has characters no key has", remedy="look at ATOLL_API_KEY")
         self.key = key.strip() if key else None
-        #: Of a server on this machine, its socket.
+        #: The path of the Unix socket, for `unix://` URLs.
         self.socket = url.removeprefix("unix://") if url.startswith("unix:///") else None
         if self.socket is not None:
             self.url, self.secure, self.path = url, False, ""
@@ -62,11 +62,11 @@ def _is_loopback(host: str) -> bool:
 
 
 def _profile(wanted: str | None) -> dict[str, str] | None:
-    """A profile by its name, or the default one, if there is any."""
+    """The profile with the given name, or the default profile, or `None`."""
     place = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118
     file = os.path.join(place, "atoll", "config.toml")  # noqa: PTH118
     try:
-        # Without pathlib and tomllib, which most programs do not need here: they take a while to import.
+        # Without pathlib and tomllib, which are slow to import and rarely needed here.
         with open(file, "rb") as opened:  # noqa: PTH123
             written = opened.read().decode()
     except FileNotFoundError:
@@ -91,8 +91,8 @@ def _profile(wanted: str | None) -> dict[str, str] | None:
 
 
 def find(url: str | None, key: str | None, profile: str | None) -> Address:
-    """The server: what is said here wins over the environment, and that over a profile. A profile's key is for the
-    profile's server alone."""
+    """Finds the server. Parameters override the environment, which overrides a profile. A profile's key is used only
+    for the profile's server."""
     if profile is None:
         url = url or os.environ.get("ATOLL_URL") or None
         key = key or os.environ.get("ATOLL_API_KEY") or None
@@ -104,8 +104,8 @@ def find(url: str | None, key: str | None, profile: str | None) -> Address:
 
 
 def tls(address: Address) -> SSLContext:
-    """Which certificates are trusted: those of the file in `ATOLL_CA_FILE`, or the system's. For `http://` none, as
-    loading them takes longer than a request."""
+    """The TLS context: trusts the certificates in `ATOLL_CA_FILE`, or those of the system. For `http://` it loads none,
+    as loading takes longer than a request."""
     import ssl
 
     if not address.secure:
@@ -114,5 +114,5 @@ def tls(address: Address) -> SSLContext:
     try:
         return ssl.create_default_context(cafile=file)
     except OSError as error:
-        # An `OSError`, too, if the file has no certificate.
+        # Also an `OSError` if the file has no certificate.
         raise InvalidConfiguration(f"{file} cannot be used: {error}", remedy="look at ATOLL_CA_FILE") from None

@@ -1,4 +1,4 @@
-"""What is sent to a sandbox, in whatever form it is given."""
+"""Data to upload: text, bytes, files, iterables and directories."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PIECE = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a transfer is: `done` bytes of about `total`, if that is known."""
+    """Progress of a transfer: `done` bytes of about `total`, which is `None` if unknown."""
 
     done: int
     total: int | None
 
 
 class Data:
-    """Bytes on their way: as a `body`, of about how many (`total`), and whether they can be sent `again`."""
+    """An upload: its `body`, its approximate size (`total`), and whether it can be sent `again`."""
 
     __slots__ = ("again", "body", "total")
 
@@ -50,14 +50,14 @@ class Data:
             self.body = read
         else:
             parts = given
-            # What is made as it goes can be had once.
+            # An iterator can be consumed only once.
             self.again = iter(parts) is not parts
             self.body = lambda: iter(parts)
 
     @classmethod
     def directory(cls, local: str | Path) -> Data:
-        """All that is below a directory of this machine, as an archive."""
-        # Most programs never need it, and it takes a while to import.
+        """The contents of a local directory as a tar archive."""
+        # Imported here, as it is slow to import and rarely needed.
         from . import _tar
 
         top = _tar.directory(local)

@@ -1,4 +1,4 @@
-"""Until when something may take, and what that is: nothing waits without one."""
+"""Deadlines. Every wait of this package has one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from time import monotonic
 
 from .errors import DeadlineExceeded
 
-#: As long as it takes, for what notices by itself that the other side is gone.
+#: No limit, in seconds, for operations that detect a lost peer themselves.
 FOREVER = 1e9
-#: A server that sends nothing for so long is gone: streams have a ping every 15 s, and WebSockets one every 30.
+#: Idle timeout in seconds: servers ping event streams every 15 s and WebSockets every 30 s.
 SILENCE = 50.0
 #: httpx's own limit for a read of a stream. Deadlines and `SILENCE` end it earlier.
 STALLED = 120.0
 
 
 class Deadline:
-    """A moment, and what has to be done by then."""
+    """A time limit, and the operation that it applies to."""
 
     __slots__ = ("seconds", "until", "what")
 
@@ -25,11 +25,11 @@ class Deadline:
         self.what = what
 
     def left(self) -> float:
-        """Seconds until then, not below 0."""
+        """Remaining seconds, at least 0."""
         return max(0.0, self.until - monotonic())
 
     def exceeded(self) -> DeadlineExceeded:
-        """What is said when it is over."""
+        """The error for an exceeded deadline."""
         return DeadlineExceeded(
             f"{self.what} took longer than {self.seconds:g} s",
             remedy="give it a longer timeout, or look whether the server is busy",

@@ -1,4 +1,4 @@
-"""How a sandbox looks in a notebook."""
+"""HTML representation of a sandbox for notebooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _COLOURS = {"running": "#1a7f37", "paused": "#9a6700", "failed": "#cf222e"}
 
 
 def card(info: SandboxInfo) -> str:
-    """A small table."""
+    """Renders a sandbox as a small table."""
     from html import escape
 
     colour = _COLOURS.get(info.state, "#57606a")

@@ -1,5 +1,5 @@
-"""Server-sent events, without any I/O. An event counts when all of it has come: what a broken connection leaves is
-nothing."""
+"""Parser of server-sent events, without I/O. It returns complete events only: the incomplete event of a broken
+connection is dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Message:
-    """One event: its `id` says where to go on behind it, if it has one."""
+    """One event. `id`, if present, is the position from which the stream can be resumed after this event."""
 
     event: str
     data: dict[str, Any]
@@ -18,7 +18,7 @@ class Message:
 
 
 class Events:
-    """Takes bytes, gives events."""
+    """Incremental parser from bytes to events."""
 
     __slots__ = ("_buffer",)
 
@@ -26,7 +26,7 @@ class Events:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """The events that are whole now."""
+        """Adds bytes and returns the events that are complete."""
         self._buffer += data
         end = self._buffer.rfind(b"\n\n")
         if end < 0:

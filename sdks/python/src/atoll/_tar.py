@@ -25,7 +25,7 @@ _END = bytes(2 * _BLOCK)
 
 
 def directory(local: str | Path) -> Path:
-    """A directory of this machine; an error if there is none."""
+    """Returns a local directory; raises `NotADirectoryError` if it does not exist."""
     top = Path(local)
     if not top.is_dir():
         raise NotADirectoryError(f"{top} is not a directory of this machine")
@@ -33,7 +33,7 @@ def directory(local: str | Path) -> Path:
 
 
 def size(top: Path) -> int:
-    """About how long the archive of a directory is."""
+    """The approximate size of a directory's archive, in bytes."""
     total = len(_END)
     for path in _walk(top):
         found = path.lstat()
@@ -50,7 +50,7 @@ def _walk(top: Path) -> Iterator[Path]:
 
 
 def pack(top: Path) -> Iterator[bytes]:
-    """The archive of all that is below a directory, in pieces. Devices, sockets and FIFOs are left out."""
+    """Yields the archive of a directory's contents in pieces. Devices, sockets and FIFOs are omitted."""
     waiting = bytearray()
     for path in _walk(top):
         found = path.lstat()

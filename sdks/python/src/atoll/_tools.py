@@ -1,4 +1,4 @@
-"""What the tools for agents are, how calls are looked at, and how results are told: all of it but the doing."""
+"""Definitions of the function-calling tools, validation of arguments and formatting of results."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ._tools_data import TOOLS
 from .errors import AtollError
 from .models import CommandResult
 
-#: The tools as names, descriptions and JSON schemas of their parameters.
+#: The tools: names, descriptions and JSON schemas of their parameters.
 SCHEMAS: list[dict[str, Any]] = TOOLS["schemas"]
-#: The longest text that a result has; the middle of a longer one is left out.
+#: Maximum length of a result in characters; the middle of a longer one is omitted.
 LONGEST: int = TOOLS["longest"]
-#: What each language is run by; the code is its input.
+#: The interpreter of each language, which reads the code from standard input.
 LANGUAGES: dict[str, list[str]] = TOOLS["languages"]
 
 
 class Fault(Exception):
-    """What is wrong with a call."""
+    """A mistake in a tool call."""
 
 
-def looked_at(name: str, arguments: object) -> dict[str, Any]:
-    """What a call gives, if it is as described. Nothing (`null`) is left out."""
+def validate_arguments(name: str, arguments: object) -> dict[str, Any]:
+    """Returns the arguments of a call if they match its schema, without those that are `null`."""
     schema = next((schema for schema in SCHEMAS if schema["name"] == name), None)
     if schema is None:
         raise Fault(f"there is no tool {name}; there are {', '.join(schema['name'] for schema in SCHEMAS)}")
@@ -62,15 +62,15 @@ def _fits(key: str, value: object, wanted: Mapping[str, Any]) -> None:
         raise Fault(f"{key} must be one of {', '.join(wanted['enum'])}")
 
 
-def models_own(error: AtollError) -> bool:
-    """Whether a failure is the model's own affair. What is wrong with the server or the sandbox is the program's."""
-    told = TOOLS["told"]
-    known = error.category in told["categories"] or error.code in told["codes"]
-    return known and error.code not in told["never"]
+def is_model_error(error: AtollError) -> bool:
+    """Whether an error is a mistake of the model, rather than one of the server or the sandbox."""
+    returned = TOOLS["told"]
+    known = error.category in returned["categories"] or error.code in returned["codes"]
+    return known and error.code not in returned["never"]
 
 
 def lines(text: str, first: float | None, last: float | None) -> str:
-    """Some lines of a text, or all of it."""
+    """Selects lines of a text."""
     if first is None and last is None:
         return text or "[empty]"
     some = text.split("\n")[int(first or 1) - 1 : None if last is None else int(last)]
@@ -78,7 +78,7 @@ def lines(text: str, first: float | None, last: float | None) -> str:
 
 
 def outcome(result: CommandResult) -> str:
-    """What a command wrote, and how it ended if that is worth a word."""
+    """Formats a command's output, with its exit status unless the command succeeded."""
     parts = [result.stdout, result.stderr and f"[stderr]\n{result.stderr}"]
     if result.timed_out:
         parts.append("[it was ended because it took too long]")
@@ -90,7 +90,7 @@ def outcome(result: CommandResult) -> str:
 
 
 def short(text: str) -> str:
-    """A text that is not too long."""
+    """Shortens a text to `LONGEST` characters."""
     left_out = len(text) - LONGEST
     if left_out <= 0:
         return text

@@ -1,4 +1,4 @@
-# Made from sdks/tools.json by generate.py.
+# Generated from sdks/tools.json by generate.py.
 import json
 from typing import Any
 

@@ -31,7 +31,7 @@ class SocketClosed(Exception):
 
 
 def silent() -> Broken:
-    """The server sends nothing any more. The client's `reconnect` limits how long that may last."""
+    """The idle timeout expired. The client's `reconnect` limits how long that may last."""
     return Broken("the server says nothing any more")
 
 
@@ -73,10 +73,10 @@ class Call:
     kind: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     repeat: bool = False
-    #: In seconds; `None` is the client's.
+    #: In seconds; `None` uses the client's timeout.
     timeout: float | None = None
     #: Called with the number of bytes sent so far, for bodies that are sent in pieces. May return an awaitable.
-    told: Callable[[int], Any] | None = None
+    on_sent: Callable[[int], Any] | None = None
 
     def target(self) -> str:
         """Path and query; parameters that are `None` are left out."""

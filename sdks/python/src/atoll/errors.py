@@ -1,4 +1,4 @@
-"""What can go wrong: one class for each code of the API's error table, all of them an `AtollError`."""
+"""Exceptions: `AtollError`, and a subclass for each code of the API's error table."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 class AtollError(Exception):
-    """Anything that goes wrong between you and a sandbox.
+    """Base class of all errors of this package.
 
-    A code that this release does not know is told as an `AtollError` itself.
+    An error code that this release does not know is raised as an `AtollError` itself.
 
     Attributes:
-        message: What is wrong, in one line.
-        code: What is wrong, for programs, such as `SANDBOX_NOT_FOUND`.
-        category: What kind of failure it is: `validation`, `auth`, `not_found`, `conflict`, `quota`, `rate_limit`,
+        message: One-line description.
+        code: Error code, such as `SANDBOX_NOT_FOUND`.
+        category: Kind of failure: `validation`, `auth`, `not_found`, `conflict`, `quota`, `rate_limit`,
             `provider_unavailable`, `provider_timeout` or `internal`.
-        remedy: What to do about it, if there is something to say.
-        request_id: Names the request in the server's log.
-        status: The HTTP status, if a server answered.
+        remedy: How to fix the problem, if known.
+        request_id: The request's id in the server's log.
+        status: The HTTP status of an error response.
         details: Values for programs, such as the `field` of a request or the `state` of a sandbox.
-        retry_after: When to try again, in seconds, for what passes by itself.
+        retry_after: Seconds to wait before a retry, for temporary failures.
     """
 
     code: str = "UNKNOWN"
@@ -61,35 +61,35 @@ class AtollError(Exception):
 
 
 class ConnectionFailed(AtollError, ConnectionError):
-    """The server cannot be reached, or the connection to it broke and what was asked cannot be asked again safely."""
+    """The server cannot be reached, or the connection broke during a request that cannot be retried safely."""
 
     code = "CONNECTION_FAILED"
     category = "provider_unavailable"
 
 
 class DeadlineExceeded(AtollError, TimeoutError):
-    """Something took longer than it may; the message says what."""
+    """A call exceeded its timeout; the message names the operation."""
 
     code = "DEADLINE_EXCEEDED"
     category = "provider_timeout"
 
 
 class UnexpectedAnswer(AtollError):
-    """Whoever answered does not speak Atoll's API."""
+    """The response is not one of Atoll's API."""
 
     code = "UNEXPECTED_ANSWER"
 
 
 class InvalidConfiguration(AtollError):
-    """The URL, the key or the profile that this program was told is of no use."""
+    """The URL, the API key or the profile is invalid."""
 
     code = "INVALID_CONFIGURATION"
     category = "validation"
 
 
 class CommandFailed(AtollError):
-    """A command run with `check=True` did not end with 0. `result` has its output, `details` its `exit_code` and
-    `exec_id`."""
+    """A command run with `check=True` has an exit code other than 0. `result` has its output, `details` its
+    `exit_code` and `exec_id`."""
 
     code = "COMMAND_FAILED"
     category = "validation"
@@ -189,7 +189,7 @@ class PayloadTooLarge(AtollError):
 
 
 class Unauthenticated(AtollError):
-    """The server accepts no credential of the request. Catch it for any of the three that follow."""
+    """The server accepts no credential of the request. Base class of the three errors that follow."""
 
     code = "UNAUTHENTICATED"
     category = "auth"
@@ -382,7 +382,7 @@ class DiskFull(AtollError):
 
 
 def classes(base: type[AtollError] = AtollError) -> Iterator[type[AtollError]]:
-    """The classes below a class, each before those below it."""
+    """All subclasses, each before its own subclasses."""
     for kind in base.__subclasses__():
         yield kind
         yield from classes(kind)
@@ -391,7 +391,7 @@ def classes(base: type[AtollError] = AtollError) -> Iterator[type[AtollError]]:
 _BY_CODE = {kind.code: kind for kind in classes()}
 
 
-#: Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API.
+#: Remedies that name calls of this SDK, for codes whose remedy from the server is about the HTTP API.
 _REMEDIES = {
     "MISSING_API_KEY": "set ATOLL_API_KEY, or use Client(api_key=…); admin.key of the data directory has the first key",
     "INVALID_API_KEY": "check ATOLL_API_KEY, Client(api_key=…) or the profile: it may be another server's key",
@@ -418,7 +418,7 @@ _REMEDIES = {
 #: Parameters of this SDK for fields of the API, if they are not the same word in snake case.
 _PARAMETERS = {"envs": "env", "templateID": "template", "q": "search", "cmd": "command"}
 
-#: Words of the HTTP API and of JSON, which are no help to the user of an SDK.
+#: Terms of the HTTP API and of JSON, which do not help the user of an SDK.
 _HTTP = re.compile(r'\b(?:GET|POST|PUT|PATCH|DELETE) |…/|\bheader\b|X-API-Key|Retry-After|"\w+"|\bJSON\b|\bquery\b')
 
 _CAMEL_CASE = re.compile(r"\b[a-z]+(?:[A-Z]+[a-z]*)+\b")
@@ -430,7 +430,7 @@ def _snake_case(text: str) -> str:
 
 
 def _remedy(code: str, remedy: object, details: Mapping[str, str]) -> str | None:
-    """What to do about a refusal, in words of this SDK; the server's words are for users of the HTTP API."""
+    """The remedy of an error response, in terms of this SDK; the server's remedies are for users of the HTTP API."""
     if not isinstance(remedy, str) or not remedy:
         return None
     if code in _REMEDIES:
@@ -459,7 +459,7 @@ def _field_remedy(field: str, remedy: str, details: Mapping[str, str]) -> str | 
 
 
 def from_answer(status: int, body: Mapping[str, Any], request_id: str | None) -> AtollError:
-    """The error that a server's answer tells of."""
+    """The error of an error response."""
     code = body.get("code")
     kind = _BY_CODE.get(str(code), AtollError)
     return kind(

@@ -1,4 +1,4 @@
-"""What the API tells of, as values that do not change. A field that this release does not know is left out."""
+"""Immutable values that the API returns. Fields unknown to this release are dropped."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ ExpiryAction = Literal["destroy", "stop", "pause"]
 Network = Literal["none", "internet"]
 
 
-#: Of a command in an error message: how much of its line, in characters, and of its standard error, in lines.
+#: Limits of a command in an error message: characters of its command line, and lines of its standard error.
 _LONGEST_NAME = 80
 _LAST_LINES = 10
 
 
-def called(key: str) -> Any:
-    """A field that has another name on the wire than its own in camelCase."""
+def wire_name(key: str) -> Any:
+    """A field whose JSON key is not its name in camelCase."""
     return field(metadata={"key": key})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxInfo:
-    """A sandbox as the server told of it.
+    """A sandbox as the server described it.
 
     Attributes:
-        id: Its name in every call; `alias` is another.
+        id: The sandbox's id; calls accept `alias` too.
         state: `creating`, `running`, `paused`, `stopping`, `stopped` or `failed`.
-        reason: Why it ended by itself: `timeout`, `idle`, `exited`, `oom`, `host_restart` or `keeper_lost`.
-        end_at: When its time is up; `None` is without end, or not while it does not run.
-        timeout: In seconds; 0 is without end.
+        reason: Why it ended without a request: `timeout`, `idle`, `exited`, `oom`, `host_restart` or `keeper_lost`.
+        end_at: When its timeout expires; `None` if it has none or does not run.
+        timeout: Lifetime in seconds; 0 is no timeout.
         disk_enforced: The kernel enforces `disk_mb`; otherwise `disk_mb` is advisory.
-        durable: `fsync` inside waits for the disk.
+        durable: `fsync` in the sandbox waits for the disk.
         delete_at: When its files are deleted, if it stays stopped.
     """
 
-    id: str = called("sandboxID")
-    session_id: str = called("sessionID")
-    template: str = called("templateID")
+    id: str = wire_name("sandboxID")
+    session_id: str = wire_name("sessionID")
+    template: str = wire_name("templateID")
     state: State
     cpu_count: float
-    memory_mb: int = called("memoryMB")
-    disk_mb: int = called("diskMB")
+    memory_mb: int = wire_name("memoryMB")
+    disk_mb: int = wire_name("diskMB")
     disk_enforced: bool = False
     pids: int
     network: Network
@@ -71,18 +71,19 @@ class SandboxInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """A command that has ended.
+    """The result of a command.
 
     Attributes:
-        exit_code: 124 after a deadline, 137 after an OOM kill, 128 + n after signal n.
-        stdout: What it wrote; bytes that are no text are U+FFFD.
-        timed_out: Its deadline came first.
-        oom_killed: The kernel killed something of it for want of memory.
-        truncated: There is more output than this: `Commands.connect(exec_id)` reads all that is kept.
+        exit_code: 124 after a timeout, 137 after an OOM kill, 128 + n after signal n.
+        stdout: Standard output as UTF-8; invalid bytes become U+FFFD.
+        stderr: Standard error, in the same form.
+        timed_out: The timeout ended the command.
+        oom_killed: The kernel's OOM killer killed a process of the command.
+        truncated: The output is incomplete; `Commands.connect(exec_id)` reads all output that the server keeps.
         cmd: The command line.
     """
 
-    exec_id: str = called("execID")
+    exec_id: str = wire_name("execID")
     exit_code: int
     stdout: str
     stderr: str
@@ -94,11 +95,11 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended with 0."""
+        """Whether the exit code is 0."""
         return self.exit_code == 0
 
     def check(self) -> CommandResult:
-        """Itself, if it ended with 0; otherwise `CommandFailed` or `CommandTimeout`."""
+        """Returns the result if the exit code is 0; otherwise raises `CommandFailed` or `CommandTimeout`."""
         if self.ok:
             return self
         details = {"exit_code": str(self.exit_code), "exec_id": self.exec_id}
@@ -113,7 +114,7 @@ class CommandResult:
         raise error
 
     def _summary(self, end: str) -> str:
-        """The command, how it ended, and the last lines that it wrote to standard error."""
+        """The command, how it ended, and the last lines of its standard error."""
         first = self.cmd.split("\n", 1)[0]
         name = first if first == self.cmd and len(first) <= _LONGEST_NAME else f"{first[:_LONGEST_NAME]}…"
         lines = self.stderr.strip().split("\n")[-_LAST_LINES:]
@@ -123,9 +124,9 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandInfo:
-    """A command, running or ended."""
+    """A running or finished command."""
 
-    exec_id: str = called("execID")
+    exec_id: str = wire_name("execID")
     pid: int
     cmd: str
     state: Literal["running", "exited"]
@@ -143,13 +144,13 @@ class CommandInfo:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of what a command wrote.
+    """A piece of a command's output.
 
     Attributes:
-        stream: `stdout`, `stderr`, or `gap`: what was written there is not kept any more, and `data` is empty.
+        stream: `stdout`, `stderr`, or `gap` for output that the server no longer keeps, with empty `data`.
         data: The bytes.
-        text: The same as text. A character that is torn apart comes with its last byte.
-        position: Where it begins: bytes of both streams together.
+        text: The bytes as text. A character that is split between two pieces is in the second.
+        position: Offset of the first byte, counted over both streams.
     """
 
     stream: Literal["stdout", "stderr", "gap"]
@@ -160,7 +161,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """What a path leads to. Links are not followed; `mode` is in octal."""
+    """Metadata of a path. Symbolic links are not followed; `mode` is octal."""
 
     name: str
     path: str
@@ -176,7 +177,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """What a search found, by its path below the directory; with the line, if text was looked for."""
+    """A search result. `path` is relative to the directory; `line` and `text` are set by searches for content."""
 
     name: str
     path: str
@@ -189,14 +190,15 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEvent:
-    """Something that happened in a directory.
+    """A change in a watched directory.
 
     Attributes:
-        type: `create`, `write`, `remove`, `rename`, `chmod`; `overflow`: some are missing, look again at everything;
-            `limit`: there are more directories than can be watched; `end`: nothing follows.
-        path: Relative to the directory.
-        source: What the path was before a `rename`.
-        reason: Why it is the `end`: `removed` or `stopped`.
+        type: `create`, `write`, `remove`, `rename`, `chmod`; `overflow`: events are missing, read the directory
+            again; `limit`: too many directories to watch all of them; `end`: the last event.
+        path: Path relative to the directory.
+        source: The path before a `rename`.
+        is_dir: Whether the path is a directory, in `create` events.
+        reason: Why the watch ended: `removed` or `stopped`.
     """
 
     type: str
@@ -208,7 +210,7 @@ class FileEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpackSummary:
-    """What came of a directory that was sent: entries of which kinds are not taken are `skipped`."""
+    """The result of a directory upload. `skipped` counts entries of unsupported types."""
 
     entries: int
     bytes: int
@@ -217,7 +219,7 @@ class UnpackSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedUrl:
-    """A link to one file, one way, that needs no key."""
+    """A URL to read or write one file without an API key."""
 
     url: str
     expires_at: datetime
@@ -227,7 +229,7 @@ class SignedUrl:
 class PtyInfo:
     """A terminal."""
 
-    id: str = called("ptyID")
+    id: str = wire_name("ptyID")
     pid: int
     cols: int
     rows: int
@@ -235,7 +237,7 @@ class PtyInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """Something that listens in a sandbox."""
+    """A listening port of a sandbox."""
 
     port: int
     address: str
@@ -243,7 +245,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What a sandbox used at a moment; sizes in bytes, `cpu_used_pct` of all its cpus."""
+    """Resource usage of a sandbox at one time. Sizes are in bytes; `cpu_used_pct` is relative to all its CPUs."""
 
     timestamp: datetime
     cpu_count: float
@@ -259,12 +261,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened to a sandbox; `number` counts up."""
+    """An event of a sandbox. `number` increases."""
 
-    id: str = called("eventID")
+    id: str = wire_name("eventID")
     number: int
     type: str
-    sandbox_id: str = called("sandboxID")
+    sandbox_id: str = wire_name("sandboxID")
     at: datetime
     data: dict[str, Any]
 
@@ -276,7 +278,7 @@ def _camel(name: str) -> str:
 
 @cache
 def _plan(kind: Any) -> list[tuple[str, str, Callable[[str], Any] | None, bool]]:
-    """For each field its name, its key, how it is read, and whether it must be there."""
+    """For each field its name, JSON key, parser, and whether it is required."""
     plan: list[tuple[str, str, Callable[[str], Any] | None, bool]] = []
     for one in fields(kind):
         read = datetime.fromisoformat if "datetime" in str(one.type) else None
@@ -285,11 +287,11 @@ def _plan(kind: Any) -> list[tuple[str, str, Callable[[str], Any] | None, bool]]
     return plan
 
 
-def parse(kind: type[T], told: Mapping[str, Any]) -> T:
-    """A value from what the server told of it."""
+def parse(kind: type[T], body: Mapping[str, Any]) -> T:
+    """Parses a value from JSON of the server."""
     values: dict[str, Any] = {}
     for name, key, read, needed in _plan(cast("Any", kind)):
-        value = told.get(key)
+        value = body.get(key)
         if value is not None:
             values[name] = read(value) if read else value
         elif needed:

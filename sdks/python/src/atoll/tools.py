@@ -6,10 +6,10 @@
     with Sandbox.create() as sandbox:
         tools = Tools(sandbox)
         answer = model.create(tools=tools.openai(), ...)     # or tools.anthropic()
-        result = tools.call("bash", {"command": "ls"})       # what the model asked for
+        result = tools.call("bash", {"command": "ls"})       # the call of the model
 
-A call never raises for what the model did wrong: the result says so, for the model to read. `AsyncTools` is the same on
-an event loop. What they are is in `sdks/tools.json`, for all SDKs.
+A call does not raise for mistakes of the model: its result describes the mistake for the model. `AsyncTools` is the
+variant for asyncio. `sdks/tools.json` has the definitions for all SDKs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["LONGEST", "SCHEMAS", "AsyncTools", "Tools"]
 def __getattr__(name: str) -> Any:
     if name != "AsyncTools":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Found when it is asked for: asyncio takes a while to import.
+    # Imported on first use, as importing asyncio is slow.
     from ._async.tools import AsyncTools
 
     return AsyncTools

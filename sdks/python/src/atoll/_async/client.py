@@ -1,7 +1,7 @@
-"""A server as this program sees it: connections that are kept, and requests over them.
+"""HTTP client of an Atoll server: a connection pool, retries and deadlines.
 
-A request whose response is lost is sent again only if it is idempotent (`Call.repeat`). A server that responded before
-may be restarting, and is waited for; one that never did is an error at once.
+A request whose response is lost is sent again only if it is idempotent (`Call.repeat`). The client waits for a server
+that responded before, as it may be restarting; a server that never responded is an error at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 from .. import _config
 from .._data import PIECE, in_pieces
 from .._deadline import Deadline
-from .._patience import Patience
+from .._retry import RetryPolicy
 from .._transport import Body, Broken, Call, Unreachable, is_certificate_error, transport_errors
 from .._version import VERSION
 from ..errors import AtollError, ConnectionFailed, RateLimited, UnexpectedAnswer, from_answer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Idle connections are closed after 20 s: the server closes them after 30.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=20.0)
-#: What a proxy answers when the server behind it does not.
+#: Statuses with which a proxy responds when it cannot reach the server.
 _AWAY = (502, 503, 504)
 
 
@@ -56,30 +56,30 @@ class Answer:
 class _Away(Broken):
     """A proxy responded that it does not reach the server."""
 
-    def __init__(self, told: AtollError) -> None:
-        super().__init__(told.message)
-        self.told = told
+    def __init__(self, error: AtollError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class AsyncClient:
-    """A server, and the key that it wants.
+    """A connection to an Atoll server.
 
-    Everything may be left out: then it is the server of `ATOLL_URL` with the key of `ATOLL_API_KEY`, that of the
-    profile which `atoll login` made the default, or the one on this machine (`http://127.0.0.1:8080`). Without a key
-    none is sent. The proxies of the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`) are used, except
-    for servers on this machine.
+    All parameters are optional. By default the client uses `ATOLL_URL` and `ATOLL_API_KEY`, then the default profile of
+    `atoll login`, then the local server (`http://127.0.0.1:8080`). Without an API key, requests have no credential. The
+    client uses the proxies of the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), except for
+    servers on this machine.
 
     Args:
-        url: Where it is, such as `http://127.0.0.1:8080`, or `unix:///PATH` for a socket of this machine.
-        api_key: `atl_…`.
+        url: The server's URL, such as `http://127.0.0.1:8080`, or `unix:///PATH` for a Unix socket.
+        api_key: The API key, `atl_…`.
         profile: The name of a profile of `atoll login`.
-        timeout: How long a request may take, in seconds, if it is not said with it.
-        reconnect: How long a server that was there may be away before that is a failure, in seconds.
-        ssl_context: How servers are trusted (`https://`), if not by the certificates in the file that `ATOLL_CA_FILE`
-            names, or else as this machine does.
-        http_client: An `httpx.AsyncClient` of your own for all requests, with its proxies, certificates and transport.
-            It is not closed. Terminals and forwards are WebSockets and do not use it: for them `ssl_context` and the
-            proxies of the environment apply.
+        timeout: Default timeout of a request, in seconds.
+        reconnect: How long requests are retried while a server that responded before is unreachable, in seconds.
+        ssl_context: TLS settings for `https://`. By default the client trusts the certificates in the file
+            `ATOLL_CA_FILE`, or those of the system.
+        http_client: A custom `httpx.AsyncClient` for all requests, with its proxies, certificates and transport. The
+            caller closes it. Terminals and forwards are WebSockets and do not use it: they use `ssl_context` and the
+            proxies of the environment.
     """
 
     _default: AsyncClient | None = None
@@ -104,14 +104,14 @@ class AsyncClient:
         if address.key:
             self._headers["x-api-key"] = address.key
         self._http_client = http_client
-        #: Our own HTTP client: of each event loop one.
+        #: One HTTP client for each event loop, unless the caller provides one.
         self._pools: WeakKeyDictionary[object, httpx.AsyncClient] = WeakKeyDictionary()
         self._process = os.getpid()
         self._reached = False
 
     @classmethod
     def default(cls) -> AsyncClient:
-        """The one that is used where none is named. It is made once."""
+        """The client of calls without a `client`. It is created with the first such call."""
         with cls._default_lock:
             if cls._default is None:
                 cls._default = cls()
@@ -119,7 +119,7 @@ class AsyncClient:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """The URL of the server."""
         return self._address.url
 
     def __repr__(self) -> str:
@@ -132,17 +132,17 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections that are kept, but not an `http_client` of yours. It can be used again."""
+        """Closes idle connections, except those of a custom `http_client`. The client stays usable."""
         pool = self._pools.pop(connection_scope(), None)
         if pool is not None:
             await pool.aclose()
 
-    # What follows is for the other parts of this package.
+    # The methods below are for the other modules of this package.
 
     async def request(self, call: Call) -> Answer:
         """Sends a request and reads all of the response. An error response is raised."""
         deadline = Deadline(call.timeout or self.timeout, call.what)
-        patience = Patience(self.reconnect)
+        retry = RetryPolicy(self.reconnect)
         lost = False
         while True:
             try:
@@ -155,7 +155,7 @@ class AsyncClient:
                 raise deadline.exceeded() from None
             except Broken as error:
                 lost |= not isinstance(error, Unreachable)
-                await self.pause(call, error, patience, deadline)
+                await self.pause(call, error, retry, deadline)
                 continue
             if lost and call.method == "DELETE" and answer.status == 404:
                 # The response that was lost confirmed the deletion.
@@ -163,7 +163,7 @@ class AsyncClient:
             await self._later(failure, deadline.until)
 
     async def open(self, call: Call, until: float) -> Stream:
-        """Sends a request once, and leaves the body to be read. A failed connection is `Broken`."""
+        """Sends a request once and returns the response without its body. Raises `Broken` if the connection fails."""
         while True:
             stream = await self._exchange(call, until)
             if stream.status < 400:
@@ -178,11 +178,11 @@ class AsyncClient:
             raise failure
         await sleep(wait)
 
-    async def pause(self, call: Call, error: Broken, patience: Patience, deadline: Deadline) -> None:
+    async def pause(self, call: Call, error: Broken, retry: RetryPolicy, deadline: Deadline) -> None:
         """Waits before the next attempt, if there may be one."""
         unreachable = isinstance(error, Unreachable)
         if (call.repeat or unreachable) and self._reached:
-            wait = patience.pause()
+            wait = retry.pause()
             if wait is not None and wait < deadline.left():
                 await sleep(wait)
                 return
@@ -191,7 +191,7 @@ class AsyncClient:
     def broken(self, call: Call, error: Broken) -> AtollError:
         """The error for a connection that failed for good."""
         if isinstance(error, _Away):
-            return error.told
+            return error.error
         if isinstance(error, Unreachable):
             remedy = "look at the URL (ATOLL_URL), or start a server there with `atoll serve`"
             if is_certificate_error(error):
@@ -207,10 +207,10 @@ class AsyncClient:
     def refused(self, answer: Answer) -> AtollError:
         """The error of an error response; that of a proxy without a server is raised as `Broken`."""
         try:
-            told = json.loads(answer.body)
+            body = json.loads(answer.body)
         except ValueError:
-            told = None
-        if not isinstance(told, dict) or "code" not in told:
+            body = None
+        if not isinstance(body, dict) or "code" not in body:
             unexpected = UnexpectedAnswer(
                 f"{self.url} answered {answer.status} without saying why",
                 status=answer.status,
@@ -219,7 +219,7 @@ class AsyncClient:
             if answer.status in _AWAY:
                 raise _Away(unexpected)
             return unexpected
-        return from_answer(answer.status, told, answer.headers.get("x-request-id"))
+        return from_answer(answer.status, body, answer.headers.get("x-request-id"))
 
     async def _exchange(self, call: Call, until: float) -> Stream:
         left = until - monotonic()
@@ -232,7 +232,7 @@ class AsyncClient:
             if isinstance(call.body, bytes):
                 headers["content-length"] = str(len(call.body))
         http = self._http_client or self._pool()
-        # A dictionary of our own: `Stream` sets another time for the body.
+        # A new dictionary for each request: `Stream` sets another timeout for the body.
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), left)
         with transport_errors():
             request = http.build_request(
@@ -266,8 +266,8 @@ class AsyncClient:
 
 
 async def _pieces(call: Call, until: float) -> AsyncIterator[bytes]:
-    """A body in pieces, and how much of it was sent to the listener. Large bytes, too: httpcore would copy what is left
-    of them with each `send` of the system."""
+    """Yields the body in pieces and reports the bytes sent. Large bytes are split too: httpcore would copy the rest of
+    them with each `send` system call."""
     assert call.body is not None
     pieces, done = in_pieces(call.body)(), 0
     while (piece := await blocking(next, pieces, None)) is not None:
@@ -276,8 +276,8 @@ async def _pieces(call: Call, until: float) -> AsyncIterator[bytes]:
         if piece:
             yield piece
             done += len(piece)
-            if call.told is not None:
-                await tell(call.told, done)
+            if call.on_sent is not None:
+                await tell(call.on_sent, done)
 
 
 def encoded(body: Mapping[str, Any]) -> Body:

@@ -1,4 +1,4 @@
-"""The bytes of a file, over a line that may break."""
+"""File downloads that resume after a broken connection."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from time import monotonic
 from .. import _deadline
 from .._data import Progress
 from .._deadline import FOREVER, Deadline
-from .._patience import Patience
+from .._retry import RetryPolicy
 from .._transport import Broken, Call, silent
 from ..errors import Conflict
 from .concurrency import Listener, tell
-from .door import AsyncDoor
+from .sandbox_api import AsyncSandboxApi
 from .stream import Stream
 
-#: A smaller file is read again from its beginning: nobody has to look whether it is the same.
+#: A smaller file is downloaded again from its beginning, in bytes. Only larger files are compared before resuming.
 _LARGE = 256 << 10
 
 
 class AsyncDownload:
-    """One file. A large one goes on where it broke off, as long as it is the same."""
+    """Download of one file. A large file is resumed after a broken connection, unless it was changed."""
 
-    def __init__(self, door: AsyncDoor, path: str, user: str | None, timeout: float | None) -> None:
-        self._door, self._path, self._query = door, path, {"path": path, "user": user}
-        self._what = f"reading {path} in {door.id}"
+    def __init__(self, api: AsyncSandboxApi, path: str, user: str | None, timeout: float | None) -> None:
+        self._api, self._path, self._query = api, path, {"path": path, "user": user}
+        self._what = f"reading {path} in {api.id}"
         self._timeout = timeout
-        #: Of a large file, which one it is: when it was changed, and its size.
+        #: Modification time and size of a large file, to detect changes.
         self._same: tuple[object, object] | None = None
         self._total: int | None = None
         self._got = bytearray()
 
     async def read(self, progress: Listener[Progress] | None) -> bytearray:
-        """All of it. Without a time-out it may take as long as it goes on."""
-        client = self._door.client
+        """Reads the whole file. Without a timeout, the download may take any time while data arrives."""
+        client = self._api.client
         deadline = Deadline(self._timeout or FOREVER, self._what)
-        patience = Patience(client.reconnect)
+        retry = RetryPolicy(client.reconnect)
         while self._total is None or len(self._got) < self._total:
             stream = None
             try:
@@ -42,8 +42,8 @@ class AsyncDownload:
                 while data := await self._next(stream, deadline):
                     self._got += data
                     if self._same is not None:
-                        # What begins anew each time does not go on.
-                        patience.progress()
+                        # A download that restarts from the beginning makes no progress.
+                        retry.progress()
                     if progress is not None:
                         await tell(progress, Progress(len(self._got), self._total))
                 break
@@ -52,17 +52,17 @@ class AsyncDownload:
                     self._got.clear()
                     self._total = None
                 call = Call("GET", "", self._what, repeat=True)
-                await client.pause(call, error, patience, deadline)
+                await client.pause(call, error, retry, deadline)
             finally:
                 if stream is not None:
                     stream.close()
         return self._got
 
     async def _open(self, deadline: Deadline) -> Stream:
-        """The rest of it."""
-        client, at = self._door.client, len(self._got)
+        """Requests the rest of the file."""
+        client, at = self._api.client, len(self._got)
         headers = {"range": f"bytes={at}-"} if at else {}
-        call = Call("GET", f"{self._door.path}/files", self._what, self._query, headers=headers, repeat=True)
+        call = Call("GET", f"{self._api.path}/files", self._what, self._query, headers=headers, repeat=True)
         opening = deadline if self._timeout else Deadline(client.timeout, self._what)
         try:
             stream = await client.open(call, opening.until)
@@ -79,8 +79,8 @@ class AsyncDownload:
         return stream
 
     async def _compare(self, whole: bool) -> None:
-        told = (await self._door.ask("GET", "/files/stat", f"looking at {self._path}", query=self._query)).json()
-        same = (told.get("modifiedAt"), told.get("size"))
+        stat = (await self._api.request("GET", "/files/stat", f"looking at {self._path}", query=self._query)).json()
+        same = (stat.get("modifiedAt"), stat.get("size"))
         if whole or same != (self._same or same):
             raise Conflict(f"{self._path} was changed while it was read", remedy="read it again")
         self._same = same

@@ -1,4 +1,4 @@
-"""A sandbox's port as a port of this machine. `_sync/forward.py` runs it on a loop in a thread."""
+"""Local port forwarding to a sandbox. `_sync/forward.py` runs it on a loop in a thread."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from time import monotonic
 from .._deadline import FOREVER, Deadline
 from .._transport import Broken, SocketClosed
 from ..errors import AtollError, ConnectionFailed
-from .door import AsyncDoor
+from .sandbox_api import AsyncSandboxApi
 from .websocket import WebSocket
 
-#: How much goes in one message.
+#: Maximum size of a message, in bytes.
 _PIECE = 64 << 10
-#: How long a connection to the sandbox may take.
+#: Connect timeout, in seconds.
 _DIAL = 30.0
 
 
 class AsyncForward:
-    """A port of this machine that leads into a sandbox.
+    """A local port that is forwarded to a port of a sandbox.
 
     Attributes:
-        host: Where this machine listens.
-        port: On this machine.
-        remote_port: In the sandbox.
-        last_error: Why the last connection that failed did, if one has: nobody may listen in the sandbox.
+        host: The local address.
+        port: The local port.
+        remote_port: The port in the sandbox.
+        last_error: The error of the last connection that failed, such as a port without a listener.
     """
 
-    def __init__(self, door: AsyncDoor, remote_port: int, host: str) -> None:
-        self._door = door
+    def __init__(self, api: AsyncSandboxApi, remote_port: int, host: str) -> None:
+        self._api = api
         self.host, self.port, self.remote_port = host, 0, remote_port
         self.last_error: AtollError | None = None
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def open(cls, door: AsyncDoor, remote_port: int, local_port: int, host: str) -> AsyncForward:
-        """Begins to listen."""
-        forward = cls(door, remote_port, host)
+    async def open(cls, api: AsyncSandboxApi, remote_port: int, local_port: int, host: str) -> AsyncForward:
+        """Starts listening."""
+        forward = cls(api, remote_port, host)
         server = await asyncio.start_server(forward._begin, host, local_port)
         forward._server, forward.port = server, server.sockets[0].getsockname()[1]
         return forward
@@ -49,7 +49,7 @@ class AsyncForward:
         return f"http://{self.host}:{self.port}"
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.host}:{self.port} to {self.remote_port} in {self._door.id}>"
+        return f"<{type(self).__name__} {self.host}:{self.port} to {self.remote_port} in {self._api.id}>"
 
     async def __aenter__(self) -> AsyncForward:
         return self
@@ -58,7 +58,7 @@ class AsyncForward:
         await self.close()
 
     async def close(self) -> None:
-        """Listens no more, and ends the connections that there are."""
+        """Stops listening and ends the open connections."""
         if self._server is not None:
             self._server.close()
             for task in self._tasks:
@@ -73,8 +73,8 @@ class AsyncForward:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         socket = None
         try:
-            deadline = Deadline(_DIAL, f"connecting to port {self.remote_port} in {self._door.id}")
-            socket = await self._door.socket(f"/ports/{self.remote_port}/tunnel", "a tunnel", deadline)
+            deadline = Deadline(_DIAL, f"connecting to port {self.remote_port} in {self._api.id}")
+            socket = await self._api.socket(f"/ports/{self.remote_port}/tunnel", "a tunnel", deadline)
             async with asyncio.TaskGroup() as both:
                 up = both.create_task(self._up(reader, socket))
                 await self._down(socket, writer)
@@ -83,7 +83,7 @@ class AsyncForward:
             self.last_error = next(one for one in failures.exceptions if isinstance(one, AtollError))
             writer.transport.abort()
         except* OSError as failures:
-            self.last_error = ConnectionFailed(f"port {self.remote_port} in {self._door.id}: {failures.exceptions[0]}")
+            self.last_error = ConnectionFailed(f"port {self.remote_port} in {self._api.id}: {failures.exceptions[0]}")
             writer.transport.abort()
         finally:
             if socket is not None:

@@ -1,4 +1,4 @@
-"""Terminals: programs with a screen."""
+"""Terminals (PTYs)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from .._deadline import FOREVER, Deadline
-from .._patience import Patience
+from .._retry import RetryPolicy
 from .._transport import Broken, Call, SocketClosed, segment, silent
 from ..errors import (
     AtollError,
@@ -19,15 +19,15 @@ from ..errors import (
 )
 from ..models import PtyInfo, parse
 from .concurrency import Lock
-from .door import AsyncDoor
+from .sandbox_api import AsyncSandboxApi
 from .websocket import WebSocket
 
 
 class AsyncPtys:
     """Opens terminals in a sandbox: `sandbox.pty`."""
 
-    def __init__(self, door: AsyncDoor) -> None:
-        self._door = door
+    def __init__(self, api: AsyncSandboxApi) -> None:
+        self._api = api
 
     async def create(
         self,
@@ -39,28 +39,31 @@ class AsyncPtys:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> AsyncPty:
-        """Makes a terminal and joins it.
+        """Creates a terminal and connects to it.
 
         Args:
-            shell: The program; a login shell if nothing is said.
-            cwd: Where it begins; the user's home if nothing is said.
-            env: Variables that win over the sandbox's.
+            cols: Width in characters.
+            rows: Height in lines.
+            shell: The program to run. The default is a login shell.
+            cwd: The working directory. The default is the user's home directory.
+            env: Environment variables, which override those of the sandbox.
+            user: The user to run as. The default is the template's user.
         """
-        asked = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
-        # It is found by its tag if the answer is lost; the key makes it one even if it is asked for at the same moment.
+        body = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
+        # The tag finds the terminal if the response is lost; the idempotency key covers concurrent retries.
         tag = os.urandom(16).hex()
-        deadline = Deadline(self._door.client.timeout, "making a terminal")
+        deadline = Deadline(self._api.client.timeout, "making a terminal")
         while True:
             try:
-                answer = await self._door.ask(
+                answer = await self._api.request(
                     "POST",
                     "/pty",
                     deadline.what,
-                    json=asked | {"tag": tag},
+                    json=body | {"tag": tag},
                     headers={"idempotency-key": tag},
                     timeout=max(0.001, deadline.left()),
                 )
-                return AsyncPty(self._door, parse(PtyInfo, answer.json()), ends=True)
+                return AsyncPty(self._api, parse(PtyInfo, answer.json()), ends=True)
             except (ConnectionFailed, UnexpectedAnswer):
                 try:
                     return await self._find(f"tag:{tag}", ends=True)
@@ -69,51 +72,51 @@ class AsyncPtys:
                         raise deadline.exceeded() from None
 
     async def connect(self, pty_id: str) -> AsyncPty:
-        """Joins a terminal that is there: first comes what its screen shows."""
+        """Connects to an existing terminal. Its current screen is the first output."""
         return await self._find(pty_id, ends=False)
 
     async def _find(self, pty_id: str, *, ends: bool) -> AsyncPty:
-        answer = await self._door.ask("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
-        return AsyncPty(self._door, parse(PtyInfo, answer.json()), ends=ends)
+        answer = await self._api.request("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
+        return AsyncPty(self._api, parse(PtyInfo, answer.json()), ends=ends)
 
     async def list(self) -> list[PtyInfo]:
-        """The terminals that there are, newest first."""
-        return [parse(PtyInfo, one) for one in await self._door.pages("/pty", "listing terminals")]
+        """Lists the terminals, newest first."""
+        return [parse(PtyInfo, one) for one in await self._api.pages("/pty", "listing terminals")]
 
     async def kill(self, pty_id: str) -> bool:
-        """Ends a terminal with everything its program started; whether there was one."""
+        """Kills a terminal's program and all its child processes. Returns whether the terminal exists."""
         try:
-            await self._door.ask("DELETE", f"/pty/{segment(pty_id)}", f"ending {pty_id}")
+            await self._api.request("DELETE", f"/pty/{segment(pty_id)}", f"ending {pty_id}")
         except TerminalNotFound:
             return False
         return True
 
 
 class AsyncPty:
-    """A terminal that was joined. It stays when its clients go, also when the server restarts; after `with`, one that
-    `create` made is ended, and one that `connect` joined is left.
+    """A connection to a terminal. The terminal survives its clients and restarts of the server. The end of `with` kills
+    a terminal that `create` returned, and only disconnects from one that `connect` returned.
 
-    Iterating over it gives what it writes, as bytes, until its program ends. After a broken connection comes what its
-    screen shows then: a terminal that shows the bytes shows the same again.
+    Iteration yields the terminal's output as bytes until its program ends. After a reconnection the first output is the
+    current screen, so a terminal emulator that shows the bytes ends up with the same screen.
 
     Attributes:
-        id: `pty.connect(id)` joins it from elsewhere.
-        pid: Inside the sandbox.
+        id: The terminal's id, for `pty.connect(id)`.
+        pid: The process id in the sandbox.
     """
 
-    def __init__(self, door: AsyncDoor, info: PtyInfo, *, ends: bool) -> None:
-        self._door = door
-        # Whether it ends with its block.
+    def __init__(self, api: AsyncSandboxApi, info: PtyInfo, *, ends: bool) -> None:
+        self._api = api
+        # Whether the end of `with` kills the terminal.
         self._ends = ends
         self.id, self.pid = info.id, info.pid
         self._path = f"/pty/{segment(info.id)}"
         self._socket: WebSocket | None = None
         self._joining = Lock()
-        self._patience = Patience(door.client.reconnect)
+        self._retry = RetryPolicy(api.client.reconnect)
         self._over = False
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id} in {self._door.id}>"
+        return f"<{type(self).__name__} {self.id} in {self._api.id}>"
 
     def __aiter__(self) -> AsyncPty:
         return self
@@ -132,19 +135,19 @@ class AsyncPty:
             if self._ends:
                 await self.kill()
         except (SandboxNotFound, SandboxStopped):
-            # It ended with its sandbox.
+            # The terminal ended with its sandbox.
             pass
         except AtollError as failure:
             if error is None:
                 raise
-            # What went wrong first is what matters.
+            # The first error is the one to report.
             error.add_note(f"the terminal {self.id} could not be ended: {failure}")
         finally:
             self.close()
 
     async def read(self, timeout: float | None = None) -> bytes:
-        """What it writes next; nothing once its program has ended, and `DeadlineExceeded` if nothing comes in so many
-        seconds."""
+        """Returns the next output, or `b""` once the program has ended. Raises `DeadlineExceeded` if none arrives in
+        `timeout` seconds."""
         deadline = Deadline(timeout or FOREVER, f"waiting for {self.id} to write")
         while not self._over:
             socket = None
@@ -163,24 +166,24 @@ class AsyncPty:
                 self._drop(socket)
                 await self._closed(closed, deadline)
             except TerminalNotFound:
-                # Its program ended while nobody listened.
+                # The program ended while the client was disconnected.
                 self._over = True
             else:
                 if data:
-                    self._patience.progress()
+                    self._retry.progress()
                     return data
         return b""
 
     async def wait(self, timeout: float | None = None) -> None:
-        """Reads on until its program has ended."""
+        """Discards output until the program has ended."""
         deadline = Deadline(timeout or FOREVER, f"waiting for the end of {self.id}")
         while await self.read(deadline.left() or 0.001):
             pass
 
     async def send(self, data: str | bytes) -> None:
-        """Presses keys."""
+        """Writes input to the terminal."""
         keys = data.encode() if isinstance(data, str) else data
-        deadline = Deadline(self._door.client.timeout, f"sending keys to {self.id}")
+        deadline = Deadline(self._api.client.timeout, f"sending keys to {self.id}")
         while True:
             socket = None
             try:
@@ -193,27 +196,27 @@ class AsyncPty:
                 await self._pause(error, deadline)
 
     async def resize(self, cols: int, rows: int) -> None:
-        """Gives it another size."""
-        asked = {"cols": cols, "rows": rows}
-        await self._door.ask("POST", f"{self._path}/resize", f"resizing {self.id}", json=asked, repeat=True)
+        """Changes the terminal's size."""
+        body = {"cols": cols, "rows": rows}
+        await self._api.request("POST", f"{self._path}/resize", f"resizing {self.id}", json=body, repeat=True)
 
     async def kill(self) -> None:
-        """Ends its program, with everything that it started. One that has ended is no failure."""
+        """Kills the program and all its child processes. A terminal that has ended is no error."""
         try:
-            await self._door.ask("DELETE", self._path, f"ending {self.id}")
+            await self._api.request("DELETE", self._path, f"ending {self.id}")
         except TerminalNotFound:
             pass
         self.close()
 
     def close(self) -> None:
-        """Leaves it. It goes on."""
+        """Disconnects. The terminal keeps running."""
         self._drop(self._socket)
 
     async def _join(self, until: float) -> WebSocket:
         async with self._joining:
             if self._socket is None:
-                deadline = Deadline(max(0.0, min(self._door.client.timeout, until - monotonic())), "")
-                self._socket = await self._door.socket(self._path, f"joining {self.id}", deadline)
+                deadline = Deadline(max(0.0, min(self._api.client.timeout, until - monotonic())), "")
+                self._socket = await self._api.socket(self._path, f"joining {self.id}", deadline)
             return self._socket
 
     def _drop(self, socket: WebSocket | None) -> None:
@@ -223,8 +226,8 @@ class AsyncPty:
                 self._socket = None
 
     async def _pause(self, error: Broken, deadline: Deadline) -> None:
-        call = Call("GET", self._path, f"joining {self.id} in {self._door.id}", repeat=True)
-        await self._door.client.pause(call, error, self._patience, deadline)
+        call = Call("GET", self._path, f"joining {self.id} in {self._api.id}", repeat=True)
+        await self._api.client.pause(call, error, self._retry, deadline)
 
     async def _closed(self, closed: SocketClosed, deadline: Deadline) -> None:
         """Finds out whether the program ended, or why else the server closed the connection."""
@@ -235,8 +238,8 @@ class AsyncPty:
             await self._pause(Broken("the server went away"), deadline)
             return
         try:
-            # Says in all detail what a close code cannot.
-            await self._door.ask("GET", self._path, f"joining {self.id}")
+            # The HTTP route returns the complete error, which a close code cannot.
+            await self._api.request("GET", self._path, f"joining {self.id}")
         except TerminalNotFound:
             self._over = True
             return

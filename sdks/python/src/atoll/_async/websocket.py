@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .client import AsyncClient
 
-#: More than the server sends in one message, in bytes.
+#: Maximum size of a received message, in bytes; the server sends smaller ones.
 _LARGEST = 64 << 20
 
 

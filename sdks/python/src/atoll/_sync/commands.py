@@ -1,5 +1,5 @@
-# Made from _async/commands.py by generate.py.
-"""Commands: run and waited for, or started and followed."""
+# Generated from _async/commands.py by generate.py.
+"""Commands in the foreground and in the background."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .._transport import segment
 from ..errors import AtollError, ExecNotFound, StdinClosed
 from ..models import CommandInfo, CommandResult, Output, parse
 from .concurrency import Listener, beside, sleep, tell
-from .door import Door, EventStream
+from .sandbox_api import SandboxApi, EventStream
 
-#: How long a command that is waited for may take if nothing is said; the server's own default.
+#: Default timeout of a foreground command, in seconds; the same as the server's.
 _USUAL = 60.0
-#: How much longer its answer may take.
+#: Time for the response in addition to the command's timeout, in seconds.
 _GRACE = 30.0
-#: Input that does not fit into a request is written bit by bit.
+#: Longer input is sent in several requests of this size, in bytes.
 _PIECE = 64 << 10
 
 
 class Commands:
     """Runs commands in a sandbox: `sandbox.commands`."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, api: SandboxApi) -> None:
+        self._api = api
 
     @overload
     def run(
@@ -81,24 +81,25 @@ class Commands:
         on_stderr: Listener[str] | None = None,
         check: bool = False,
     ) -> CommandResult | CommandHandle:
-        """Runs a command and waits for its end, or, with `background=True`, only starts it.
+        """Runs a command and waits for its end. With `background=True`, starts it and returns a handle.
 
-        It is run once, also when the connection breaks or the server restarts meanwhile.
+        The command runs once, also if the connection breaks or the server restarts in the meantime.
 
         Args:
-            cmd: A line for `/bin/sh`, or a program and its arguments as a list.
-            background: Come back at once, with an `CommandHandle`.
-            cwd: Where it runs; the user's home if nothing is said.
-            env: Variables that win over the sandbox's.
-            user: As whom; the template's user if nothing is said.
-            timeout: After how many seconds it is ended with everything it started: `CommandTimeout`, whose `result` has
-                the output until then. `None` or 0 is never; the default is 60, and never in the background.
-            stdin: All its input.
-            open_stdin: In the background: input comes by `send_stdin`.
-            tag: A name to find it by: `connect("tag:NAME")`.
-            on_stdout: Is told what it writes, as it does.
-            on_stderr: The same for its standard error.
-            check: `CommandFailed` if it does not end with 0.
+            cmd: A command line for `/bin/sh`, or a program and its arguments as a list.
+            background: Return an `CommandHandle` without waiting for the command's end.
+            cwd: The working directory. The default is the user's home directory.
+            env: Environment variables, which override those of the sandbox.
+            user: The user to run as. The default is the template's user.
+            timeout: Seconds until the command and all its child processes are killed, which raises `CommandTimeout`
+                with the output until then in `result`. `None` or 0 disables the timeout. The default is 60 in the
+                foreground and no timeout in the background.
+            stdin: The complete standard input.
+            open_stdin: Keep standard input open for `send_stdin` (background only).
+            tag: A name for `connect("tag:NAME")`.
+            on_stdout: Called with each piece of standard output.
+            on_stderr: Called with each piece of standard error.
+            check: Raise `CommandFailed` if the exit code is not 0.
         """
         line, args = (cmd, None) if isinstance(cmd, str) else (cmd[0] if cmd else "", list(cmd[1:]))
         spec: dict[str, Any] = {
@@ -109,7 +110,7 @@ class Commands:
             "user": user,
             "tag": tag,
         }
-        # For the server 0 is never.
+        # The server takes 0 as no timeout.
         limit = (0.0 if background else _USUAL) if timeout == "default" else timeout or 0.0
         spec["timeout"] = limit
         if background:
@@ -119,7 +120,7 @@ class Commands:
             return handle
         short = isinstance(stdin, str) and len(stdin) <= _PIECE
         if on_stdout or on_stderr or not 0 < limit <= _USUAL or not (stdin is None or short):
-            # Followed: its output is told at once, and a silence of any length is no silence of the connection.
+            # As a stream of events: output arrives at once, and pings keep the connection alive while there is none.
             handle = self._start(spec, stdin is not None)
             if stdin is None:
                 result = handle.wait(on_stdout=on_stdout, on_stderr=on_stderr)
@@ -132,33 +133,33 @@ class Commands:
 
     def _start(self, spec: Mapping[str, Any], open_stdin: bool) -> CommandHandle:
         begun = self._post({**spec, "background": True, "openStdin": open_stdin}, None)
-        return CommandHandle(self._door, begun["execID"], begun["pid"], _line(spec), input_at=0)
+        return CommandHandle(self._api, begun["execID"], begun["pid"], _line(spec), input_at=0)
 
     def _post(self, spec: Mapping[str, Any], timeout: float | None) -> Any:
-        # The key makes it one command, however often it has to be asked for.
+        # With the idempotency key, a retry does not start a second command.
         headers = {"idempotency-key": os.urandom(16).hex()}
         what = f"running {str(spec['cmd'])[:40]!r}"
-        door = self._door
-        answer = door.ask("POST", "/commands", what, json=spec, headers=headers, repeat=True, timeout=timeout)
+        api = self._api
+        answer = api.request("POST", "/commands", what, json=spec, headers=headers, repeat=True, timeout=timeout)
         return answer.json()
 
     def list(self) -> list[CommandInfo]:
-        """The sandbox's commands, newest first: those that run, and the last that have ended."""
-        return [parse(CommandInfo, one) for one in self._door.pages("/commands", "listing commands")]
+        """Lists running and recently finished commands, newest first."""
+        return [parse(CommandInfo, one) for one in self._api.pages("/commands", "listing commands")]
 
     def get(self, exec_id: str) -> CommandInfo:
-        """A command by its id, `tag:NAME` or `pid:NUMBER`."""
-        answer = self._door.ask("GET", f"/commands/{segment(exec_id)}", f"looking at {exec_id}")
+        """Returns a command by its id, `tag:NAME` or `pid:NUMBER`."""
+        answer = self._api.request("GET", f"/commands/{segment(exec_id)}", f"looking at {exec_id}")
         return parse(CommandInfo, answer.json())
 
     def connect(self, exec_id: str) -> CommandHandle:
-        """A handle on a command by its id, `tag:NAME` or `pid:NUMBER`: whoever started it, and ended or not."""
+        """Returns a handle to a running or finished command by its id, `tag:NAME` or `pid:NUMBER`."""
         found = self.get(exec_id)
         line = _line({"cmd": found.cmd, "args": found.args})
-        return CommandHandle(self._door, found.exec_id, found.pid, line, input_at=None)
+        return CommandHandle(self._api, found.exec_id, found.pid, line, input_at=None)
 
     def kill(self, exec_id: str) -> bool:
-        """Ends a command and everything it started; whether there was one."""
+        """Kills a command and all its child processes. Returns whether the command exists."""
         try:
             (self.connect(exec_id)).kill()
         except ExecNotFound:
@@ -177,33 +178,33 @@ def _line(spec: Mapping[str, Any]) -> str:
 
 
 class CommandHandle:
-    """A command that runs in the background. It goes on whoever listens.
+    """A background command. It keeps running when the client disconnects.
 
-    Iterating over it gives its output from the beginning, as `Output`, until it ends: with neither a gap nor a
-    repetition, also when the connection breaks or the server restarts meanwhile.
+    Iteration yields the command's output as `Output` from the beginning until the command ends, without gaps or
+    repetitions, also if the connection breaks or the server restarts in the meantime.
 
     Attributes:
-        exec_id: Its id: `commands.connect(exec_id)` gives another handle on it.
-        pid: Inside the sandbox.
+        exec_id: The command's id; `commands.connect(exec_id)` returns another handle.
+        pid: The process id in the sandbox.
     """
 
-    def __init__(self, door: Door, exec_id: str, pid: int, line: str, *, input_at: int | None) -> None:
-        self._door, self.exec_id, self.pid, self._line = door, exec_id, pid, line
+    def __init__(self, api: SandboxApi, exec_id: str, pid: int, line: str, *, input_at: int | None) -> None:
+        self._api, self.exec_id, self.pid, self._line = api, exec_id, pid, line
         self._path = f"/commands/{segment(exec_id)}"
-        #: How much input it was given, once that is known.
+        #: Offset of the next byte of input; `None` until the server reported it.
         self._input_at = input_at
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.exec_id} in {self._door.id}>"
+        return f"<{type(self).__name__} {self.exec_id} in {self._api.id}>"
 
     def __iter__(self) -> OutputStream:
         return self.output()
 
     def output(self, after: int = 0) -> OutputStream:
-        """Its output from a position on: bytes of both streams together."""
+        """Yields output from the position `after`, which counts the bytes of both streams."""
         query = {"encoding": "base64"}
         what = f"following {self.exec_id}"
-        return OutputStream(self._door.events(f"{self._path}/output", what, query, str(after)), self.exec_id)
+        return OutputStream(self._api.events(f"{self._path}/output", what, query, str(after)), self.exec_id)
 
     def wait(
         self,
@@ -212,20 +213,22 @@ class CommandHandle:
         on_stdout: Listener[str] | None = None,
         on_stderr: Listener[str] | None = None,
     ) -> CommandResult:
-        """Waits for its end, and tells what it wrote. `CommandTimeout` if its own timeout ended it.
+        """Waits until the command ends and returns its output. Raises `CommandTimeout` if its own timeout ended it.
 
         Args:
-            timeout: How long, in seconds; then `DeadlineExceeded`, and the command goes on. As long as it takes if
-                nothing is said.
+            timeout: Seconds to wait. After them the call raises `DeadlineExceeded`, and the command keeps running. The
+                default is no limit.
+            on_stdout: Called with each piece of standard output.
+            on_stderr: Called with each piece of standard error.
         """
         kept: dict[str, list[bytes]] = {"stdout": [], "stderr": [], "gap": []}
-        told = {"stdout": on_stdout, "stderr": on_stderr}
+        listeners = {"stdout": on_stdout, "stderr": on_stderr}
         stream = self.output()
         deadline = Deadline(timeout or FOREVER, f"waiting for {self.exec_id}")
         try:
             while (piece := stream.next(deadline)) is not None:
                 kept[piece.stream].append(piece.data)
-                listener = told.get(piece.stream)
+                listener = listeners.get(piece.stream)
                 if listener is not None and piece.text:
                     tell(listener, piece.text)
         finally:
@@ -244,28 +247,29 @@ class CommandHandle:
         return result.check() if result.timed_out else result
 
     def info(self) -> CommandInfo:
-        """How it is now."""
-        answer = self._door.ask("GET", self._path, f"looking at {self.exec_id}")
+        """Fetches the current state of the command."""
+        answer = self._api.request("GET", self._path, f"looking at {self.exec_id}")
         return parse(CommandInfo, answer.json())
 
     def kill(self) -> None:
-        """Ends it and everything it started."""
+        """Kills the command and all its child processes."""
         what = f"killing {self.exec_id}"
-        self._door.ask("POST", f"{self._path}/signal", what, json={"signal": 9}, repeat=True)
+        self._api.request("POST", f"{self._path}/signal", what, json={"signal": 9}, repeat=True)
 
     def signal(self, number: int) -> None:
-        """Sends its process group a signal, such as `signal.SIGINT`."""
+        """Sends a signal, such as `signal.SIGINT`, to the command's process group."""
         what = f"sending signal {int(number)} to {self.exec_id}"
-        self._door.ask("POST", f"{self._path}/signal", what, json={"signal": int(number)})
+        self._api.request("POST", f"{self._path}/signal", what, json={"signal": int(number)})
 
     def send_stdin(self, data: str | bytes, *, timeout: float | None = None) -> None:
-        """Gives it input, for commands with `open_stdin=True`: each byte once, also when the connection breaks.
+        """Writes to the standard input of a command with `open_stdin=True`. Each byte is written once, also if the
+        connection breaks.
 
         Args:
-            timeout: How long it may take the command to read it, in seconds; the client's if nothing is said.
+            timeout: Seconds in which the command must read the data. The default is the client's timeout.
         """
         rest = data.encode() if isinstance(data, str) else bytes(data)
-        deadline = Deadline(timeout or self._door.client.timeout, f"giving input to {self.exec_id}")
+        deadline = Deadline(timeout or self._api.client.timeout, f"giving input to {self.exec_id}")
         if self._input_at is None:
             self._input_at = self._write(0, b"", deadline)
         wait = 0.001
@@ -283,18 +287,18 @@ class CommandHandle:
 
     def _write(self, at: int, data: bytes, deadline: Deadline) -> int:
         path, query = f"{self._path}/stdin", {"offset": at}
-        # A command that does not read is no reason to wait longer for an answer.
-        left = max(0.001, min(deadline.left(), self._door.client.timeout))
-        answer = self._door.ask("POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left)
+        # Each request has at most the client's timeout, also if the command reads slowly.
+        left = max(0.001, min(deadline.left(), self._api.client.timeout))
+        answer = self._api.request("POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left)
         return int(answer.json()["taken"])
 
     def close_stdin(self) -> None:
-        """Says that no more input comes."""
+        """Closes the command's standard input."""
         what = f"closing the input of {self.exec_id}"
-        self._door.ask("POST", f"{self._path}/stdin/close", what, repeat=True)
+        self._api.request("POST", f"{self._path}/stdin/close", what, repeat=True)
 
     def _begin(self, data: str | bytes, limit: float | None, more: bool) -> None:
-        """Gives it its first input. Without that nobody gets to know it, and it is ended."""
+        """Writes the first input. If that fails, kills the command, as the caller never gets its handle."""
         try:
             self.send_stdin(data, timeout=limit + _GRACE if limit else None)
             if not more:
@@ -313,7 +317,7 @@ class CommandHandle:
         on_stdout: Listener[str] | None,
         on_stderr: Listener[str] | None,
     ) -> CommandResult:
-        """Waits for its end, while it is given all its input, as far as it wants it and within its own time."""
+        """Writes all input while waiting for the command to end. The command need not read all of it."""
         failures: list[AtollError] = []
 
         def feed() -> None:
@@ -321,10 +325,10 @@ class CommandHandle:
                 self.send_stdin(data, timeout=limit + _GRACE if limit else FOREVER)
                 self.close_stdin()
             except StdinClosed:
-                # It has ended, or closed it, before it read all: that is its own affair.
+                # The command ended or closed its standard input before it read everything, which is no error.
                 pass
             except AtollError as error:
-                # It would wait for what does not come.
+                # Otherwise the command would wait for input that never arrives.
                 failures.append(error)
                 with suppress(AtollError):
                     self.kill()
@@ -337,7 +341,7 @@ class CommandHandle:
 
 
 class OutputStream:
-    """A command's output as it comes. `exit` is how it ended, once it has."""
+    """Yields a command's output as it arrives. `exit` describes the command's end once it has ended."""
 
     def __init__(self, events: EventStream, exec_id: str) -> None:
         self._events, self._exec_id = events, exec_id
@@ -355,7 +359,7 @@ class OutputStream:
         return piece
 
     def next(self, deadline: Deadline | None) -> Output | None:
-        """The next piece; nothing once it has ended."""
+        """Returns the next piece of output, or `None` once the command has ended."""
         until = deadline.until if deadline else monotonic() + FOREVER
         while self.exit is None:
             try:
@@ -375,5 +379,5 @@ class OutputStream:
         return None
 
     def close(self) -> None:
-        """Listens no more. The command goes on."""
+        """Closes the stream. The command keeps running."""
         self._events.close()

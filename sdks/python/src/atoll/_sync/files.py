@@ -1,5 +1,5 @@
-# Made from _async/files.py by generate.py.
-"""Files of a sandbox. Paths are the sandbox's; relative ones, and `~`, start at the user's home."""
+# Generated from _async/files.py by generate.py.
+"""Files of a sandbox. Relative paths and `~` start at the user's home directory in the sandbox."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
 from .._data import Data, Progress, in_pieces
 from .._deadline import FOREVER, Deadline
-from .._patience import Patience
+from .._retry import RetryPolicy
 from .._transport import Broken, Call
 from ..errors import ConnectionFailed, FileNotFound
 from ..models import FileEvent, FileInfo, FoundFile, SignedUrl, UnpackSummary, parse
 from .concurrency import Listener, blocking, tell
-from .door import Door, EventStream
 from .download import Download
+from .sandbox_api import SandboxApi, EventStream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: How often a renaming whose answer is lost is looked after.
+#: Maximum number of attempts for a rename whose response is lost.
 _TRIES = 10
 
 
 class Files:
     """Reads and changes the files of a sandbox: `sandbox.files`.
 
-    Every call takes `user`: as whom it is done; the template's user if nothing is said. No program of the sandbox takes
-    part.
+    Every call takes `user`, whose permissions apply. The default is the template's user. No process in the sandbox is
+    needed for these calls.
     """
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, api: SandboxApi) -> None:
+        self._api = api
 
     @overload
     def read(
@@ -65,14 +65,14 @@ class Files:
         progress: Listener[Progress] | None = None,
         timeout: float | None = None,
     ) -> str | bytes:
-        """What is in a file. A large one goes on where it broke off; `Conflict` if it was changed meanwhile.
+        """Reads a file. After a broken connection, a large file is resumed; raises `Conflict` if the file was changed.
 
         Args:
-            format: `text` (UTF-8; what is none becomes U+FFFD) or `bytes`.
-            progress: Is told how far it is.
-            timeout: How long it may take, in seconds; as long as something comes if nothing is said.
+            format: `text` (UTF-8; invalid bytes become U+FFFD) or `bytes`.
+            progress: Called with the progress of the transfer.
+            timeout: Seconds for the whole download. The default is no limit while data arrives.
         """
-        read = Download(self._door, path, user, timeout).read(progress)
+        read = Download(self._api, path, user, timeout).read(progress)
         return bytes(read) if format == "bytes" else read.decode("utf-8", "replace")
 
     def write(
@@ -85,30 +85,32 @@ class Files:
         progress: Listener[Progress] | None = None,
         timeout: float | None = None,
     ) -> FileInfo:
-        """Writes a file, and the directories above it that are missing. One that is there is replaced at once, when all
-        has come; what breaks off changes nothing.
+        """Writes a file and creates missing parent directories. An existing file is replaced atomically after the
+        upload is complete; an interrupted upload changes nothing.
 
         Args:
-            data: Text, bytes, a file that is open for reading, or pieces of bytes.
-            mode: Permission bits, such as `0o755`; as they were, or `0o644`, if nothing is said.
-            progress: Is told how far it is.
+            data: Text, bytes, a binary file object, or an iterable of bytes.
+            mode: Permission bits, such as `0o755`. The default is the mode of the existing file, or `0o644`.
+            progress: Called with the progress of the transfer.
         """
         query = {"path": path, "user": user, "mode": None if mode is None else f"{mode:o}"}
         return parse(FileInfo, self._send("/files", f"writing {path}", query, Data(data), progress, timeout))
 
     def list(self, path: str = ".", *, depth: int = 1, user: str | None = None) -> list[FileInfo]:
-        """What is in a directory, and in those below it up to a depth; at most 10,000 entries."""
+        """Lists a directory and its subdirectories up to `depth` levels; at most 10,000 entries."""
         query = {"path": path, "depth": depth, "user": user}
-        answer = self._door.ask("GET", "/files/list", f"listing {path}", query=query)
+        answer = self._api.request("GET", "/files/list", f"listing {path}", query=query)
         return [parse(FileInfo, one) for one in answer.json()]
 
     def stat(self, path: str, *, user: str | None = None) -> FileInfo:
-        """What a path leads to. Links are not followed."""
+        """Returns the metadata of a path. Symbolic links are not followed."""
         query = {"path": path, "user": user}
-        return parse(FileInfo, (self._door.ask("GET", "/files/stat", f"looking at {path}", query=query)).json())
+        return parse(
+            FileInfo, (self._api.request("GET", "/files/stat", f"looking at {path}", query=query)).json()
+        )
 
     def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Whether something is there."""
+        """Whether the path exists."""
         try:
             self.stat(path, user=user)
         except FileNotFound:
@@ -118,34 +120,34 @@ class Files:
     def search(
         self, path: str = ".", *, query: str = "", content: str = "", limit: int = 100, user: str | None = None
     ) -> builtins.list[FoundFile]:
-        """Looks below a directory.
+        """Searches a directory tree.
 
         Args:
-            query: A pattern of names (`*.py`), or a part of one.
-            content: Text in files.
-            limit: At most 1000.
+            query: A glob pattern (`*.py`) or a part of a file name.
+            content: Text to find in files.
+            limit: Maximum number of results, at most 1000.
         """
-        asked = {"path": path, "query": query, "content": content, "limit": limit, "user": user}
-        answer = self._door.ask("GET", "/files/search", f"searching {path}", query=asked)
+        parameters = {"path": path, "query": query, "content": content, "limit": limit, "user": user}
+        answer = self._api.request("GET", "/files/search", f"searching {path}", query=parameters)
         return [parse(FoundFile, one) for one in answer.json()["results"]]
 
     def make_dir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
-        """Makes a directory, and those above it that are missing. One that is there is no failure."""
+        """Creates a directory and its missing parents. An existing directory is no error."""
         self._change("mkdir", f"making {path}", {"path": path, "mode": f"{mode:o}", "user": user}, repeat=True)
 
     def remove(self, path: str, *, recursive: bool = True, user: str | None = None) -> None:
-        """Removes a file, or a directory with all that is below."""
+        """Removes a file, or a directory and its contents."""
         query = {"path": path, "recursive": recursive, "user": user}
-        self._door.ask("DELETE", "/files", f"removing {path}", query=query)
+        self._api.request("DELETE", "/files", f"removing {path}", query=query)
 
     def rename(self, source: str, target: str, *, replace: bool = False, user: str | None = None) -> None:
         """Renames or moves a file or a directory."""
-        told = {"from": source, "to": target, "replace": replace, "user": user}
+        body = {"from": source, "to": target, "replace": replace, "user": user}
         for left in reversed(range(_TRIES)):
             try:
-                return self._change("rename", f"renaming {source}", told)
+                return self._change("rename", f"renaming {source}", body)
             except ConnectionFailed:
-                # The answer may be lost: it was done if the one is gone and the other there.
+                # The response may be lost: the rename succeeded if the source is gone and the target exists.
                 if not self.exists(source, user=user) and self.exists(target, user=user):
                     return None
                 if not left:
@@ -153,38 +155,38 @@ class Files:
         return None
 
     def copy(self, source: str, target: str, *, replace: bool = False, user: str | None = None) -> None:
-        """Copies a file, or a directory with all that is below."""
-        told = {"from": source, "to": target, "replace": replace, "user": user}
-        self._change("copy", f"copying {source}", told)
+        """Copies a file, or a directory and its contents."""
+        body = {"from": source, "to": target, "replace": replace, "user": user}
+        self._change("copy", f"copying {source}", body)
 
     def chmod(self, path: str, mode: int, *, user: str | None = None) -> None:
         """Sets permission bits, such as `0o755`."""
-        told = {"path": path, "mode": f"{mode:o}", "user": user}
-        self._change("chmod", f"changing the mode of {path}", told, repeat=True)
+        body = {"path": path, "mode": f"{mode:o}", "user": user}
+        self._change("chmod", f"changing the mode of {path}", body, repeat=True)
 
-    def _change(self, act: str, what: str, told: dict[str, Any], *, repeat: bool = False) -> None:
-        self._door.ask("POST", f"/files/{act}", what, json=told, repeat=repeat)
+    def _change(self, act: str, what: str, body: dict[str, Any], *, repeat: bool = False) -> None:
+        self._api.request("POST", f"/files/{act}", what, json=body, repeat=repeat)
 
     def download_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> SignedUrl:
-        """A link by which everybody who has it can read this one file, for so many seconds."""
+        """Returns a URL to read this file without an API key, valid for `expires_in` seconds."""
         return self._link("download-url", path, expires_in, user)
 
     def upload_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> SignedUrl:
-        """A link by which everybody who has it can write this one file (`PUT`), for so many seconds."""
+        """Returns a URL to write this file (`PUT`) without an API key, valid for `expires_in` seconds."""
         return self._link("upload-url", path, expires_in, user)
 
     def _link(self, act: str, path: str, expires_in: int, user: str | None) -> SignedUrl:
-        told = {"path": path, "expiresIn": expires_in, "user": user}
-        answer = self._door.ask("POST", f"/files/{act}", f"making a link to {path}", json=told, repeat=True)
+        body = {"path": path, "expiresIn": expires_in, "user": user}
+        answer = self._api.request("POST", f"/files/{act}", f"making a link to {path}", json=body, repeat=True)
         return parse(SignedUrl, answer.json())
 
     def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> Watch:
-        """Watches a directory: what happens from now on is told by iterating over what is returned."""
+        """Watches a directory. Iterate over the result for the changes from now on."""
         query = {"path": path, "recursive": recursive, "user": user}
-        # What happened while nobody listened is not told, but that there was such a time.
-        events = self._door.events("/files/watch", f"watching {path}", query, None, "overflow")
+        # Events during a lost connection are missing; an `overflow` event reports that.
+        events = self._api.events("/files/watch", f"watching {path}", query, None, "overflow")
         watch = Watch(events, path)
-        watch._begin(self._door.client.timeout)
+        watch._begin(self._api.client.timeout)
         return watch
 
     def upload_dir(
@@ -196,10 +198,13 @@ class Files:
         progress: Listener[Progress] | None = None,
         timeout: float = 600.0,
     ) -> UnpackSummary:
-        """Sends what is below a directory of this machine into one of the sandbox. Modes and links are kept.
+        """Uploads the contents of a local directory. Modes and symbolic links are preserved.
 
         Args:
-            progress: Is told how far it is.
+            local: The local directory.
+            path: The target directory in the sandbox.
+            timeout: Seconds for the whole upload.
+            progress: Called with the progress of the transfer.
         """
         data = blocking(Data.directory, local)
         query = {"path": path, "user": user}
@@ -215,23 +220,23 @@ class Files:
         progress: Listener[Progress] | None = None,
         timeout: float = 600.0,
     ) -> builtins.list[str]:
-        """Fetches what is below a directory of the sandbox into one of this machine; the names of what was left out.
+        """Downloads the contents of a directory into a local one. Returns the names of the entries that were skipped.
 
-        Nothing is written outside of it, whatever the sandbox sends: links that lead out are left out, and so are
-        devices, sockets and set-id bits.
+        Nothing is written outside the local directory, whatever the sandbox sends: links that point outside, devices
+        and sockets are skipped, and set-id bits are dropped.
         """
-        deadline = Deadline(timeout, f"fetching {path} from {self._door.id}")
-        call = Call("GET", f"{self._door.path}/files/archive", deadline.what, {"path": path, "user": user}, repeat=True)
-        client = self._door.client
-        patience = Patience(client.reconnect)
+        deadline = Deadline(timeout, f"fetching {path} from {self._api.id}")
+        call = Call("GET", f"{self._api.path}/files/archive", deadline.what, {"path": path, "user": user}, repeat=True)
+        client = self._api.client
+        retry = RetryPolicy(client.reconnect)
         while True:
             try:
                 return self._fetch(call, local, progress, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None
             except Broken as error:
-                # From the beginning: what is there already is replaced.
-                client.pause(call, error, patience, deadline)
+                # Retry from the beginning: existing files are replaced.
+                client.pause(call, error, retry, deadline)
 
     def _fetch(
         self, call: Call, local: str | Path, progress: Listener[Progress] | None, until: float
@@ -239,7 +244,7 @@ class Files:
         # Imported here, as most programs do not need it.
         from .. import _tar
 
-        stream = self._door.client.open(call, until)
+        stream = self._api.client.open(call, until)
         try:
             with blocking(_tar.archive_file, local) as archive:
                 while data := stream.read(until):
@@ -259,25 +264,25 @@ class Files:
         progress: Listener[Progress] | None,
         timeout: float | None,
     ) -> Any:
-        """Sends a body, and tells how far it is."""
+        """Sends a body and reports progress."""
         body = data.body
-        told: Callable[[int], Any] | None = None
+        on_sent: Callable[[int], Any] | None = None
         if progress is not None:
             listener, total = progress, data.total
             body = in_pieces(data.body)
 
-            def told(done: int) -> Any:
+            def on_sent(done: int) -> Any:
                 return listener(Progress(done, total))
 
-        answer = self._door.ask(
-            "PUT", route, what, query=query, body=body, told=told, repeat=data.again, timeout=timeout
+        answer = self._api.request(
+            "PUT", route, what, query=query, body=body, on_sent=on_sent, repeat=data.again, timeout=timeout
         )
         return answer.json()
 
 
 class Watch:
-    """What happens in a directory, as `FileEvent`. After a broken connection it begins anew, and says so by an
-    `overflow`: what happened in between is not told."""
+    """Yields changes in a directory as `FileEvent`. After a broken connection the watch starts again and yields
+    `overflow`, as events in between are missing."""
 
     def __init__(self, events: EventStream, path: str) -> None:
         self._events, self._path = events, path
@@ -300,7 +305,8 @@ class Watch:
         return event
 
     def next(self, timeout: float | None = None) -> FileEvent | None:
-        """The next event; nothing after the `end`, and `DeadlineExceeded` if none comes in so many seconds."""
+        """Returns the next event, or `None` after `end`. Raises `DeadlineExceeded` if none arrives in `timeout`
+        seconds."""
         if self._over:
             return None
         deadline = Deadline(timeout or FOREVER, f"waiting for something to happen in {self._path}")
@@ -320,6 +326,6 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Watches no more."""
+        """Ends the watch."""
         self._over = True
         self._events.close()

@@ -1,11 +1,11 @@
-"""A sandbox's port as a port of this machine: the one of `_async/forward.py`, on a loop in a thread."""
+"""Local port forwarding to a sandbox: that of `_async/forward.py`, on a loop in a thread."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import AtollError
-from .door import Door
+from .sandbox_api import SandboxApi
 from .websocket import run
 
 if TYPE_CHECKING:
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Forward:
-    """A port of this machine that leads into a sandbox.
+    """A local port that is forwarded to a port of a sandbox.
 
     Attributes:
-        host: Where this machine listens.
-        port: On this machine.
-        remote_port: In the sandbox.
+        host: The local address.
+        port: The local port.
+        remote_port: The port in the sandbox.
     """
 
     def __init__(self, inner: AsyncForward) -> None:
@@ -26,13 +26,13 @@ class Forward:
         self.host, self.port, self.remote_port = inner.host, inner.port, inner.remote_port
 
     @classmethod
-    def open(cls, door: Door, remote_port: int, local_port: int, host: str) -> Forward:
-        """Begins to listen."""
-        from .._async.door import AsyncDoor
+    def open(cls, api: SandboxApi, remote_port: int, local_port: int, host: str) -> Forward:
+        """Starts listening."""
         from .._async.forward import AsyncForward
+        from .._async.sandbox_api import AsyncSandboxApi
 
         # Only what both clients have is used.
-        tunnels = AsyncDoor(cast("Any", door.client), door.id)
+        tunnels = AsyncSandboxApi(cast("Any", api.client), api.id)
         return cls(run(AsyncForward.open(tunnels, remote_port, local_port, host)))
 
     @property
@@ -42,7 +42,7 @@ class Forward:
 
     @property
     def last_error(self) -> AtollError | None:
-        """Why the last connection that failed did, if one has: nothing may listen in the sandbox."""
+        """The error of the last connection that failed, such as a port without a listener."""
         return self._inner.last_error
 
     def __repr__(self) -> str:

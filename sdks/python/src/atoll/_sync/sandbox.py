@@ -1,4 +1,4 @@
-# Made from _async/sandbox.py by generate.py.
+# Generated from _async/sandbox.py by generate.py.
 """Sandboxes: isolated Linux environments with their own files, processes and network."""
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ..errors import AtollError, SandboxNotFound
 from ..models import Event, ExpiryAction, Network, Port, Sample, SandboxInfo, State, parse
 from .client import Client, encoded
 from .commands import Commands
-from .door import Door
 from .files import Files
 from .forward import Forward
 from .pty import Ptys
+from .sandbox_api import SandboxApi
 
 
 def _conditions(
@@ -30,26 +30,28 @@ def _conditions(
 
 
 class Sandbox:
-    """A sandbox. `Sandbox.create()` makes one, and `with` ends it; `Sandbox.connect(id)` finds one,
-    which stays.
+    """A sandbox.
+
+    `Sandbox.create()` creates a sandbox, which `with` deletes at its end. `Sandbox.connect(id)` returns
+    an existing sandbox, which `with` does not delete.
 
     Attributes:
-        id: Its name in every call.
-        info: What was last heard of it; `refresh()` asks again.
-        client: The server it is on.
-        commands: Runs commands in it.
-        files: Reads and changes its files.
-        pty: Opens terminals in it.
+        id: The sandbox's id.
+        info: The sandbox as the server last described it; `refresh()` updates it.
+        client: The client of the server that has the sandbox.
+        commands: Runs commands.
+        files: Reads and changes files.
+        pty: Opens terminals.
     """
 
     def __init__(self, client: Client, info: SandboxInfo, *, ends: bool) -> None:
         self.client, self.info, self.id = client, info, info.id
-        #: `with` ends it.
+        #: `with` deletes the sandbox.
         self._ends = ends
-        self._door = door = Door(client, info.id)
-        self.commands = Commands(door)
-        self.files = Files(door)
-        self.pty = Ptys(door)
+        self._api = api = SandboxApi(client, info.id)
+        self.commands = Commands(api)
+        self.files = Files(api)
+        self.pty = Ptys(api)
 
     @classmethod
     def create(
@@ -74,30 +76,30 @@ class Sandbox:
         durable: bool | None = None,
         client: Client | None = None,
     ) -> Sandbox:
-        """Makes a sandbox. A command works when it is there. Everything may be left out.
+        """Creates a sandbox and waits until it can run commands. All parameters are optional.
 
         Args:
-            template: Its starting files; `base` if nothing is said.
-            timeout: How long it lives, in seconds: 300 if nothing is said, and 0 is without end.
-            env: Variables of every command.
-            metadata: Words of your own.
-            alias: Another name for it, unique in the org.
-            cpu_count: A ceiling, as all limits are.
-            memory_mb: In mebibytes.
-            disk_mb: In mebibytes.
-            pids: How many processes and threads it may have.
-            network: `internet`, or `none`, which it is if nothing is said.
-            allow: What it may reach: IPv4 addresses or blocks, with `:port` perhaps.
-            deny: What it may not reach.
-            on_timeout: `destroy` (if nothing is said), `stop` or `pause` it then.
-            idle_timeout: After how many seconds without use `on_idle` happens.
-            on_idle: `destroy`, `stop` or `pause`.
-            auto_resume: Whether a use of it while it is paused lets it go on; it does if nothing is said.
-            durable: Whether `fsync` inside waits for the disk, so that what was synced survives a power cut.
-            client: The server; the default one if nothing is said.
+            template: The template of its file system. The default is `base`.
+            timeout: Lifetime in seconds. The default is 300; 0 disables the timeout.
+            env: Environment variables of every command.
+            metadata: Custom keys and values, by which `list` can filter.
+            alias: An alternative to the id, unique in the org.
+            cpu_count: Maximum number of CPUs.
+            memory_mb: Memory limit in MiB.
+            disk_mb: Disk limit in MiB.
+            pids: Maximum number of processes and threads.
+            network: `internet` or `none`. The default is `none`.
+            allow: Allowed destinations: IPv4 addresses or CIDR blocks, with an optional `:port`.
+            deny: Denied destinations, in the same form.
+            on_timeout: Action when the timeout expires: `destroy` (the default), `stop` or `pause`.
+            idle_timeout: Seconds without activity until `on_idle` applies.
+            on_idle: Action when the sandbox is idle: `destroy`, `stop` or `pause`.
+            auto_resume: Whether activity resumes a paused sandbox. The default is `True`.
+            durable: Whether `fsync` in the sandbox waits for the disk, so that synced data survives a power failure.
+            client: The client to use. The default is `Client.default()`.
         """
         client = client or Client.default()
-        asked = {
+        body = {
             "template": template,
             "timeout": timeout,
             "envs": dict(env) if env else None,
@@ -116,17 +118,17 @@ class Sandbox:
             "autoResume": auto_resume,
             "durable": durable,
         }
-        # The key makes it one sandbox, however often it has to be asked for.
+        # With the idempotency key, a retry does not create a second sandbox.
         headers = {"idempotency-key": os.urandom(16).hex()}
-        call = Call("POST", "/sandboxes", "making a sandbox", {}, encoded(asked), headers=headers, repeat=True)
+        call = Call("POST", "/sandboxes", "making a sandbox", {}, encoded(body), headers=headers, repeat=True)
         answer = client.request(call)
         return cls(client, parse(SandboxInfo, answer.json()), ends=True)
 
     @classmethod
     def connect(cls, id: str, *, client: Client | None = None) -> Sandbox:
-        """A sandbox that is there, by its id or alias. `with` does not end it."""
+        """Returns an existing sandbox by its id or alias. `with` does not delete it."""
         client = client or Client.default()
-        answer = Door(client, id).ask("GET", "", "looking for the sandbox")
+        answer = SandboxApi(client, id).request("GET", "", "looking for the sandbox")
         return cls(client, parse(SandboxInfo, answer.json()), ends=False)
 
     @classmethod
@@ -147,7 +149,7 @@ class Sandbox:
             template: Only sandboxes of the template with this name.
             metadata: Only sandboxes whose metadata has these entries.
             search: Only sandboxes whose id or alias contains this text; case is ignored.
-            limit: At most so many.
+            limit: Maximum number of sandboxes to return.
         """
         client = client or Client.default()
         conditions = _conditions(state, template, metadata, search)
@@ -196,57 +198,57 @@ class Sandbox:
         except AtollError as failure:
             if error is None:
                 raise
-            # What went wrong first is what matters.
+            # The first error is the one to report.
             error.add_note(f"the sandbox {self.id} could not be ended: {failure}")
 
     def kill(self) -> bool:
-        """Deletes it, with its files; whether it was there."""
+        """Deletes the sandbox and its files. Returns whether it existed."""
         try:
-            self._door.ask("DELETE", "", "ending the sandbox")
+            self._api.request("DELETE", "", "ending the sandbox")
         except SandboxNotFound:
             return False
         return True
 
     def refresh(self) -> SandboxInfo:
-        """How it is now."""
-        return self._heard((self._door.ask("GET", "", "looking at the sandbox")).json())
+        """Fetches the current state of the sandbox, and updates `info`."""
+        return self._updated((self._api.request("GET", "", "looking at the sandbox")).json())
 
     def stop(self) -> SandboxInfo:
-        """Ends its processes; its files stay."""
+        """Stops the sandbox: ends its processes and keeps its files."""
         return self._act("stop")
 
     def start(self) -> SandboxInfo:
-        """Makes a stopped one run again."""
+        """Starts a stopped sandbox."""
         return self._act("start")
 
     def restart(self) -> SandboxInfo:
-        """Stops it and starts it."""
-        # Twice is not once: what was started in between would be lost.
+        """Stops the sandbox and starts it again."""
+        # Not idempotent: a second restart would end processes that were started after the first one.
         return self._act("restart", repeat=False)
 
     def pause(self) -> SandboxInfo:
-        """Lets its processes, and its clocks, stand still."""
+        """Pauses the sandbox: freezes its processes and its timeouts."""
         return self._act("pause")
 
     def resume(self, timeout: int | None = None) -> SandboxInfo:
-        """Lets a paused one go on, for so many seconds, or for what was left."""
+        """Resumes a paused sandbox. `timeout` is its new lifetime in seconds; the default is the remaining time."""
         return self._act("resume", {"timeout": timeout})
 
     def set_timeout(self, timeout: int) -> SandboxInfo:
-        """Gives it so many seconds from now on; 0 is without end."""
+        """Sets the remaining lifetime to `timeout` seconds from now; 0 disables the timeout."""
         return self._act("timeout", {"timeout": timeout})
 
     def keep_alive(self) -> SandboxInfo:
-        """Counts as a use: it is not idle."""
+        """Counts as activity: resets the idle timer."""
         return self._act("keepalive")
 
-    def _act(self, act: str, told: dict[str, Any] | None = None, *, repeat: bool = True) -> SandboxInfo:
-        # But for one, each of them says how it is to be, and may be said twice.
-        answer = self._door.ask("POST", f"/{act}", f"{act} of the sandbox", json=told or {}, repeat=repeat)
-        return self._heard(answer.json())
+    def _act(self, act: str, body: dict[str, Any] | None = None, *, repeat: bool = True) -> SandboxInfo:
+        # All actions except restart are idempotent.
+        answer = self._api.request("POST", f"/{act}", f"{act} of the sandbox", json=body or {}, repeat=repeat)
+        return self._updated(answer.json())
 
-    def _heard(self, told: dict[str, Any]) -> SandboxInfo:
-        self.info = parse(SandboxInfo, told)
+    def _updated(self, body: dict[str, Any]) -> SandboxInfo:
+        self.info = parse(SandboxInfo, body)
         return self.info
 
     def update(
@@ -263,8 +265,8 @@ class Sandbox:
         on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
     ) -> SandboxInfo:
-        """Changes it while it runs; what is left out stays. `metadata` replaces all that there is."""
-        told = {
+        """Changes settings of a sandbox, also while it runs. `None` keeps a value; `metadata` replaces all entries."""
+        body = {
             "alias": alias,
             "metadata": None if metadata is None else dict(metadata),
             "cpuCount": cpu_count,
@@ -276,40 +278,41 @@ class Sandbox:
             "onIdle": on_idle,
             "autoResume": auto_resume,
         }
-        answer = self._door.ask("PATCH", "", "changing the sandbox", json=told, repeat=True)
-        return self._heard(answer.json())
+        answer = self._api.request("PATCH", "", "changing the sandbox", json=body, repeat=True)
+        return self._updated(answer.json())
 
     def set_network(
         self, network: Network | None = None, *, allow: Sequence[str] = (), deny: Sequence[str] = ()
     ) -> SandboxInfo:
-        """Sets its network, and what it may reach: IPv4 addresses or blocks, with `:port` perhaps."""
-        told = {"network": network, "allow": list(allow), "deny": list(deny)}
-        answer = self._door.ask("PUT", "/network", "setting the network", json=told)
-        return self._heard(answer.json())
+        """Sets the network mode and its rules: IPv4 addresses or CIDR blocks, with an optional `:port`."""
+        body = {"network": network, "allow": list(allow), "deny": list(deny)}
+        answer = self._api.request("PUT", "/network", "setting the network", json=body)
+        return self._updated(answer.json())
 
     def ports(self) -> builtins.list[Port]:
-        """What listens in it."""
-        return [parse(Port, one) for one in (self._door.ask("GET", "/ports", "listing ports")).json()]
+        """Lists the listening ports."""
+        return [parse(Port, one) for one in (self._api.request("GET", "/ports", "listing ports")).json()]
 
     def metrics(self, start: datetime | None = None, end: datetime | None = None) -> builtins.list[Sample]:
-        """What it used in the last hour, oldest first, and uses now."""
+        """Returns resource usage between `start` and `end`, oldest first. The default is the last hour."""
         query = {"start": start and int(start.timestamp()), "end": end and int(end.timestamp())}
-        answer = self._door.ask("GET", "/metrics", "reading metrics", query=query)
+        answer = self._api.request("GET", "/metrics", "reading metrics", query=query)
         return [parse(Sample, one) for one in answer.json()]
 
     def events(self, after: int = 0) -> builtins.list[Event]:
-        """What happened to it, after the event of a number; at most 100."""
-        answer = self._door.ask("GET", "/events", "listing events", query={"after": after})
+        """Lists at most 100 events whose number is greater than `after`."""
+        answer = self._api.request("GET", "/events", "listing events", query={"after": after})
         return [parse(Event, one) for one in answer.json()]
 
     def forward(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
-        """Makes a port of the sandbox one of this machine, until it is closed: `with sandbox.forward(8000) as forward`
-        has a `forward.url`. Servers that listen on the sandbox's loopback alone are reached too.
+        """Forwards a local port to a port of the sandbox until the forward is closed, as in
+        `with sandbox.forward(8000) as forward`. `forward.url` is the local URL. Servers that listen only on the
+        sandbox's loopback address are reachable too.
 
         Args:
-            port: In the sandbox.
-            local_port: On this machine; a free one if nothing is said.
-            host: Where this machine listens.
+            port: The port in the sandbox.
+            local_port: The local port. The default is a free port.
+            host: The local address to listen on.
         """
         self.refresh()
-        return Forward.open(self._door, port, local_port, host)
+        return Forward.open(self._api, port, local_port, host)

@@ -1,5 +1,5 @@
-# Made from _async/tools.py by generate.py.
-"""The tools for agents, in one sandbox."""
+# Generated from _async/tools.py by generate.py.
+"""Function-calling tools that run in one sandbox."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ class Tools:
 
     @staticmethod
     def openai() -> list[dict[str, Any]]:
-        """The schemas as OpenAI's chat completions, and what is like them, take them."""
+        """The schemas in the format of OpenAI's chat completions and compatible APIs."""
         return [{"type": "function", "function": deepcopy(schema)} for schema in _tools.SCHEMAS]
 
     @staticmethod
     def anthropic() -> list[dict[str, Any]]:
-        """The schemas as Anthropic's messages take them."""
+        """The schemas in the format of Anthropic's messages."""
         return [
             {"name": one["name"], "description": one["description"], "input_schema": deepcopy(one["parameters"])}
             for one in _tools.SCHEMAS
         ]
 
     def call(self, name: str, arguments: str | Mapping[str, Any]) -> str:
-        """Does what a model asked for, and tells it the result. What the model did wrong is told to it, too; what is
-        wrong with the server or the sandbox is raised.
+        """Executes a tool call and returns its result as text for the model. Mistakes of the model are returned as text
+        too; errors of the server or the sandbox are raised.
 
         Args:
-            name: Which tool.
-            arguments: Its parameters, as JSON or read from it.
+            name: The tool's name.
+            arguments: The tool's parameters, as a JSON text or a mapping.
         """
         try:
-            return _tools.short(self._do(name, _tools.looked_at(name, arguments)))
+            return _tools.short(self._do(name, _tools.validate_arguments(name, arguments)))
         except _tools.Fault as fault:
             return f"error: {fault}"
         except AtollError as error:
-            if not _tools.models_own(error):
+            if not _tools.is_model_error(error):
                 raise
             return f"error: {error.message}" + (f" ({error.remedy})" if error.remedy else "")
 
