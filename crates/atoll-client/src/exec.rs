@@ -69,7 +69,7 @@ impl<'a> Exec<'a> {
         let commands = path(&["sandboxes", sandbox, "commands"]);
         let key = RequestId::random();
         let begin = Request::post(&commands, body).header("idempotency-key", key.as_str());
-        let begun = client.call(&begin.idempotent()).await?;
+        let begun = client.send_json(&begin.idempotent()).await?;
         Self::find(
             client,
             sandbox,
@@ -121,7 +121,7 @@ impl<'a> Exec<'a> {
                 Ok(Frame::Over) => return ended(self.client, &self.path).await,
                 // The result of the command says more than the close code.
                 Err(RequestError::Rejected(error)) => {
-                    self.client.call(&Request::get(&self.path)).await?;
+                    self.client.send_json(&Request::get(&self.path)).await?;
                     return Err(error);
                 }
                 Err(failure) => {
@@ -162,7 +162,7 @@ impl<'a> Exec<'a> {
 
 /// Requests the result of a command.
 async fn ended(client: &Client, path: &str) -> Result<ExecEvent, Error> {
-    let about = client.call(&Request::get(path)).await?;
+    let about = client.send_json(&Request::get(path)).await?;
     if about["exitCode"].is_null() {
         let message = "the command was lost with its sandbox";
         return Err(
@@ -190,7 +190,7 @@ impl ExecInput<'_> {
         if IDEMPOTENT_SIGNALS.contains(&signal) {
             request = request.idempotent();
         }
-        self.client.ask(&request).await.map(|_| ())
+        self.client.send_buffered(&request).await.map(|_| ())
     }
 
     /// Writes all of the input; returns false if the command accepts no more.
@@ -204,7 +204,7 @@ impl ExecInput<'_> {
             let offset = self.taken.to_string();
             let path = query(&format!("{}/stdin", self.path), &[("offset", &offset)]);
             let request = Request::post_bytes(path, part).idempotent();
-            let taken = match self.client.call(&request).await {
+            let taken = match self.client.send_json(&request).await {
                 Ok(answer) => answer["taken"].as_u64().unwrap_or(self.taken),
                 Err(error) if gone(&error) => return Ok(false),
                 Err(error) => return Err(error),
@@ -224,7 +224,7 @@ impl ExecInput<'_> {
         let path = format!("{}/stdin/close", self.path);
         match self
             .client
-            .ask(&Request::post(path, &json!({})).idempotent())
+            .send_buffered(&Request::post(path, &json!({})).idempotent())
             .await
         {
             Err(error) if !gone(&error) => Err(error),

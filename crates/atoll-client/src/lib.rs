@@ -162,7 +162,7 @@ impl Client {
     }
 
     /// Sends a request with retries and returns the complete response.
-    pub async fn ask(&self, request: &Request) -> Result<Response, Error> {
+    pub async fn send_buffered(&self, request: &Request) -> Result<Response, Error> {
         let mut patience = RetryPolicy::new(request.is_repeatable());
         loop {
             let exchange = async {
@@ -186,8 +186,8 @@ impl Client {
     }
 
     /// Sends a request with retries and returns the response as JSON.
-    pub async fn call(&self, request: &Request) -> Result<Value, Error> {
-        self.ask(request).await?.json()
+    pub async fn send_json(&self, request: &Request) -> Result<Value, Error> {
+        self.send_buffered(request).await?.json()
     }
 
     /// Fetches all pages of a list.
@@ -196,7 +196,9 @@ impl Client {
         loop {
             let mut parameters = parameters.to_vec();
             parameters.extend(cursor.as_deref().map(|cursor| ("cursor", cursor)));
-            let answer = self.ask(&Request::get(query(path, &parameters))).await?;
+            let answer = self
+                .send_buffered(&Request::get(query(path, &parameters)))
+                .await?;
             match answer.json()? {
                 Value::Array(part) => all.extend(part),
                 other => all.push(other),

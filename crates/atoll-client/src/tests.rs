@@ -99,7 +99,9 @@ async fn what_was_deleted_without_a_word_is_deleted() {
         let mut script = before;
         script.push(Say("404 Not Found", GONE));
         let (client, served) = server(script);
-        let deleted = client.ask(&Request::delete("/files?path=x")).await;
+        let deleted = client
+            .send_buffered(&Request::delete("/files?path=x"))
+            .await;
         assert_eq!(deleted.is_ok(), done, "{deleted:?}");
         served.requests();
     }
@@ -137,14 +139,14 @@ async fn a_signal_that_may_have_come_is_sent_again_only_if_it_means_the_same() {
 async fn whoever_never_says_a_word_is_asked_once() {
     let (client, served) = server(vec![Silence]);
     let request = Request::get("/sandboxes").deadline(Duration::from_secs(3));
-    let error = client.ask(&request).await.unwrap_err();
+    let error = client.send_buffered(&request).await.unwrap_err();
     assert!(error.message.contains("said nothing"), "{error}");
     assert!(error.remedy.is_some());
     served.requests();
     // A server that has responded before may be restarting.
     let (client, served) = server(vec![Say("200 OK", "1"), Silence, Say("200 OK", "2")]);
-    client.ask(&request).await.unwrap();
-    assert_eq!(client.call(&request).await.unwrap(), 2);
+    client.send_buffered(&request).await.unwrap();
+    assert_eq!(client.send_json(&request).await.unwrap(), 2);
     served.requests();
 }
 

@@ -306,7 +306,7 @@ pub(crate) fn eprint_line(line: &str) {
 }
 
 /// Prints a line of data on standard output.
-pub(crate) fn say(line: &str) {
+pub(crate) fn print_line(line: &str) {
     say_bytes(format!("{line}\n").as_bytes());
 }
 

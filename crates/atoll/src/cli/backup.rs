@@ -16,7 +16,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::local::Local;
 use super::serve::database::DATABASE as RECORDS;
-use super::{block_on, say};
+use super::{block_on, print_line};
 use crate::config::Config;
 
 const KEY: &str = "admin.key";
@@ -96,8 +96,8 @@ impl Backup {
         copy_key(&data.join(SIGNS), &new.path.join(SIGNS))?;
         let size = fs::metadata(&copy).map_err(|error| failed("look at", &copy, &error))?;
         new.finish(&target)?;
-        say(&format!("backup   {}", target.display()));
-        say(&format!(
+        print_line(&format!("backup   {}", target.display()));
+        print_line(&format!(
             "records  {}: {} sandboxes with {} events, {} orgs with {} keys",
             Bytes(size.len()),
             counts.sandboxes,
@@ -106,7 +106,7 @@ impl Backup {
             counts.keys,
         ));
         if has_key {
-            say("key      admin.key");
+            print_line("key      admin.key");
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -19,7 +19,7 @@ use comfy_table::Table;
 use serde::Serialize;
 
 use super::run::ensure_base;
-use super::{block_on, eprint_line, say};
+use super::{block_on, eprint_line, print_line};
 use crate::config::Config;
 
 /// Measure what sandboxes cost on this machine.
@@ -155,7 +155,7 @@ impl Bench {
         let rows = block_on(self.measure(config))?;
         if self.json {
             let text = serde_json::to_string_pretty(&rows);
-            say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
+            print_line(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         } else {
             show(&rows);
         }
@@ -237,7 +237,7 @@ fn show(rows: &[Row]) {
             met.to_owned(),
         ]);
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
 }
 
 /// Begins a figure: says what is measured, for whoever waits, and waits for what the one before left to do.

@@ -14,7 +14,7 @@ use super::sandbox::since;
 use super::server_args::{
     Remote, below, each, fields, find, plain, quoted, say_json, shortened, text,
 };
-use super::{block_on, say};
+use super::{block_on, print_line};
 use crate::config::Config;
 
 /// Seconds that one request may wait for the end of a command.
@@ -171,7 +171,7 @@ pub(crate) fn show(all: &[Value], quiet: bool, json: bool) -> Result<(), Error> 
     }
     if quiet {
         for command in all {
-            say(id(command));
+            print_line(id(command));
         }
         return Ok(());
     }
@@ -186,7 +186,7 @@ pub(crate) fn show(all: &[Value], quiet: bool, json: bool) -> Result<(), Error> 
             shortened(&command_line(command)),
         ]);
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
     Ok(())
 }
 
@@ -236,12 +236,12 @@ impl One {
         let command = self.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             let path = below(&sandbox, &["commands", &self.command]);
-            client.call(&Request::get(path)).await
+            client.send_json(&Request::get(path)).await
         })?;
         if self.json {
             return say_json(&command);
         }
-        say(&fields(&command).to_string());
+        print_line(&fields(&command).to_string());
         Ok(())
     }
 
@@ -257,7 +257,7 @@ impl One {
         if self.json {
             return say_json(&command);
         }
-        say(&command["exitCode"].to_string());
+        print_line(&command["exitCode"].to_string());
         Ok(())
     }
 }
@@ -268,7 +268,7 @@ async fn wait(client: &Client, path: &str) -> Result<Value, Error> {
     let deadline = Duration::from_secs(u64::from(WAIT) * 2);
     let request = Request::get(query(path, &[("timeout", &seconds)])).deadline(deadline);
     loop {
-        let command = client.call(&request).await?;
+        let command = client.send_json(&request).await?;
         if text(&command, "state") != "running" {
             return Ok(command);
         }
@@ -283,7 +283,7 @@ impl Send {
             let send = async |command: &str| {
                 let exec = Exec::find(&client, &sandbox, command)?;
                 exec.remote().signal(self.signal.0).await?;
-                say(command);
+                print_line(command);
                 Ok(())
             };
             Ok(each(&self.commands, send).await)

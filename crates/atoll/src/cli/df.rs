@@ -10,7 +10,7 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table};
 
 use super::local::Local;
-use super::say;
+use super::print_line;
 use crate::config::Config;
 
 /// Show how much disk space each sandbox takes, and what the host has left.
@@ -39,7 +39,7 @@ impl Df {
         let survey = usage::measure(&config.data)?;
         if self.json {
             let text = serde_json::to_string_pretty(&survey);
-            say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
+            print_line(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         } else {
             show(&survey, self.all);
         }
@@ -63,7 +63,7 @@ fn show(survey: &StorageUsage, all: bool) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
     let host = &survey.host;
     let pooled = survey
         .sandboxes
@@ -71,7 +71,7 @@ fn show(survey: &StorageUsage, all: bool) {
         .filter(|line| line.is_pooled)
         .count();
     let count = survey.sandboxes.len() - pooled;
-    say(&format!(
+    print_line(&format!(
         "\n{} used by {count} sandbox{}{}, {} by images; {} of {} free on the host, {} of it reserved",
         survey.used(),
         if count == 1 { "" } else { "es" },

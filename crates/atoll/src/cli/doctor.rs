@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::serve;
 use super::serve::database::{self, Unknown};
-use super::{block_on, paint, say};
+use super::{block_on, paint, print_line};
 use crate::config::Config;
 
 /// Check which isolation features this machine has, and how to get missing ones.
@@ -91,7 +91,7 @@ impl Doctor {
         };
         if self.json {
             let text = serde_json::to_string_pretty(&report);
-            say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
+            print_line(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         } else {
             show(&report);
         }
@@ -114,10 +114,10 @@ fn show(report: &Report) {
         };
         table.add_row([mark, check.feature.to_owned(), check.found.clone()]);
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
     for check in report.checks.iter().filter(|check| !check.ok) {
         if let Some(remedy) = &check.remedy {
-            say(&format!("  {}: {remedy}", check.feature));
+            print_line(&format!("  {}: {remedy}", check.feature));
         }
     }
     let meaning = match report.grade {
@@ -125,7 +125,7 @@ fn show(report: &Report) {
         "B" => "sandboxes work; something recommended is missing",
         _ => "sandboxes cannot be made on this machine",
     };
-    say(&format!(
+    print_line(&format!(
         "\nGrade {}: {meaning} (Linux {})",
         report.grade, report.kernel
     ));

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::server_args::{Remote, operator, text};
-use super::{block_on, eprint_line, say};
+use super::{block_on, eprint_line, print_line};
 use crate::config::Config;
 
 /// Use this server with programs that are written for E2B.
@@ -74,7 +74,7 @@ impl Env {
         };
         // The last step, because it may create a key.
         let key = self.key(key, config)?;
-        say(&format!("{server}\nexport E2B_API_KEY={key}"));
+        print_line(&format!("{server}\nexport E2B_API_KEY={key}"));
         Ok(ExitCode::SUCCESS)
     }
 
@@ -122,7 +122,7 @@ impl Env {
 fn create_key(data: &Path) -> Result<String, Error> {
     let client = operator(data, None);
     let request = Request::post("/keys", &json!({ "name": "e2b", "scope": "sandbox:*" }));
-    let made = block_on(client.call(&request)).map_err(|error| {
+    let made = block_on(client.send_json(&request)).map_err(|error| {
         error.remedy(
             "start the server, or name its data directory with --data-dir; for a server elsewhere give a key with \
              --key or ATOLL_API_KEY",

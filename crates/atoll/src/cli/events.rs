@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::server_args::{Remote, below, find, plain, text};
-use super::{check_stdout, say};
+use super::{check_stdout, print_line};
 use crate::config::Config;
 
 /// Show events of your sandboxes as they happen, or the past events of one sandbox.
@@ -59,7 +59,7 @@ impl Events {
         loop {
             let after = last.to_string();
             let path = query(&below(id, &["events"]), &[("after", &after)]);
-            let events = client.call(&Request::get(path)).await?;
+            let events = client.send_json(&Request::get(path)).await?;
             let events = events.as_array().map(Vec::as_slice).unwrap_or_default();
             for event in events {
                 last = event["number"].as_i64().unwrap_or(last);
@@ -97,7 +97,7 @@ impl Events {
 /// Prints an event: as JSON, or a line for people.
 pub(crate) fn print(event: &Value, json: bool) {
     if json {
-        return say(&event.to_string());
+        return print_line(&event.to_string());
     }
     let (at, id) = (text(event, "at"), text(event, "sandboxID"));
     let mut line = format!("{at}  {id}  {:<16}", plain(text(event, "type")));
@@ -108,5 +108,5 @@ pub(crate) fn print(event: &Value, json: bool) {
             line = format!("{line}  {word}");
         }
     }
-    say(line.trim_end());
+    print_line(line.trim_end());
 }

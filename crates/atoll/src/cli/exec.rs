@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use super::run::{Signals, ended_by, pass_on, stdin_is_null};
 use super::server_args::{Remote, find, say_json};
 use super::template::variables;
-use super::{as_command, check_stdout, eprint_line, print_error, say, unwritten};
+use super::{as_command, check_stdout, eprint_line, print_error, print_line, unwritten};
 use crate::config::Config;
 pub(crate) use ending::{Lost, explain_lost, find_end, is_killed};
 
@@ -89,7 +89,7 @@ impl Exec {
                 if self.json {
                     say_json(&json!({ "sandboxID": sandbox, "execID": id }))?;
                 } else {
-                    say(&id);
+                    print_line(&id);
                 }
                 return check_stdout().map(|()| 0);
             }

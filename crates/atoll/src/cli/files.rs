@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::cp::download;
 use super::server_args::{Remote, fields, file_call, find, plain, say_json, text};
-use super::{check_stdout, eprint_line, say};
+use super::{check_stdout, eprint_line, print_line};
 use crate::config::Config;
 use change::Transfer;
 
@@ -193,7 +193,9 @@ impl One {
             let id = find(client, &self.sandbox).await?;
             let path = self.common.path(&id, &["mkdir"], &[]);
             let body = json!({ "path": self.path });
-            client.ask(&Request::post(path, &body).idempotent()).await?;
+            client
+                .send_buffered(&Request::post(path, &body).idempotent())
+                .await?;
             Ok(())
         })
     }
@@ -204,12 +206,12 @@ impl Stat {
         let entry = self.common.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let path = self.common.path(&id, &["stat"], &[("path", &self.path)]);
-            client.call(&Request::get(path)).await
+            client.send_json(&Request::get(path)).await
         })?;
         if self.json {
             return say_json(&entry);
         }
-        say(&fields(&entry).to_string());
+        print_line(&fields(&entry).to_string());
         Ok(())
     }
 }
@@ -221,7 +223,7 @@ impl Ls {
             let depth = self.depth.to_string();
             let parameters = [("path", self.path.as_str()), ("depth", depth.as_str())];
             client
-                .call(&Request::get(self.common.path(&id, &["list"], &parameters)))
+                .send_json(&Request::get(self.common.path(&id, &["list"], &parameters)))
                 .await
         })?;
         if self.json {
@@ -248,7 +250,7 @@ impl Ls {
             column.set_cell_alignment(CellAlignment::Right);
         }
         if table.row_count() > 0 {
-            say(&table.to_string());
+            print_line(&table.to_string());
         }
         Ok(())
     }
@@ -262,7 +264,7 @@ impl Rm {
                 let recursive = self.recursive.to_string();
                 let parameters = [("path", path.as_str()), ("recursive", recursive.as_str())];
                 let path = self.common.path(&id, &[], &parameters);
-                client.ask(&Request::delete(path)).await?;
+                client.send_buffered(&Request::delete(path)).await?;
             }
             Ok(())
         })
@@ -291,16 +293,16 @@ impl Watch {
     fn show(&self, Event { name, mut data }: Event) {
         if self.json {
             data["event"] = json!(name);
-            return say(&data.to_string());
+            return print_line(&data.to_string());
         }
         let path = plain(text(&data, "path"));
         match name.as_str() {
-            "rename" => say(&format!("rename {} → {path}", plain(text(&data, "from")))),
+            "rename" => print_line(&format!("rename {} → {path}", plain(text(&data, "from")))),
             "overflow" => eprint_line("atoll: some events are missing: look again at everything"),
             "break" => eprint_line("atoll: the connection broke: look again at everything"),
             "limit" => eprint_line("atoll: more directories than can be watched"),
             "end" => eprint_line(&format!("atoll: over: {}", text(&data, "reason"))),
-            name => say(&format!("{name} {path}")),
+            name => print_line(&format!("{name} {path}")),
         }
     }
 }
@@ -319,12 +321,12 @@ pub(super) async fn look(
         parameters.get(..1).unwrap_or_default(),
         user,
     );
-    let entry = client.call(&Request::get(stat)).await?;
+    let entry = client.send_json(&Request::get(stat)).await?;
     let directory = match text(&entry, "type") {
         "directory" => true,
         "link" => {
             let list = Request::get(file_call(sandbox, &["list"], &parameters, user));
-            client.call(&list).await.is_ok()
+            client.send_json(&list).await.is_ok()
         }
         _ => false,
     };

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::server_args::{Remote, below, find};
-use super::{eprint_line, say};
+use super::{eprint_line, print_line};
 use crate::config::Config;
 
 /// Delay after a failed `accept`.
@@ -75,7 +75,9 @@ impl Forward {
         self.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             // Check that the sandbox exists before the first client connects.
-            client.call(&Request::get(below(&sandbox, &[]))).await?;
+            client
+                .send_json(&Request::get(below(&sandbox, &[])))
+                .await?;
             let mut listeners = Vec::new();
             for ports in &self.ports {
                 let listener = self.listen(ports.local).await?;
@@ -83,9 +85,11 @@ impl Forward {
                     .local_addr()
                     .map_err(|error| busy(ports.local, &error))?;
                 if self.json {
-                    say(&json!({ "local": at.to_string(), "port": ports.remote }).to_string());
+                    print_line(
+                        &json!({ "local": at.to_string(), "port": ports.remote }).to_string(),
+                    );
                 } else {
-                    say(&format!("{at} → {}:{}", self.sandbox, ports.remote));
+                    print_line(&format!("{at} → {}:{}", self.sandbox, ports.remote));
                 }
                 listeners.push((listener, ports.remote));
             }

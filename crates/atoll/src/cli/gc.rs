@@ -9,7 +9,7 @@ use atoll_worker::template::TemplateStore;
 use clap::Args;
 
 use super::local::Local;
-use super::{print_error, say};
+use super::{print_error, print_line};
 use crate::config::Config;
 
 /// Remove leftovers of runs that were killed: processes, cgroups, files, network rules and links.
@@ -61,7 +61,7 @@ impl Gc {
         if self.kept {
             kept = instance::remove_kept(&config.data)?;
         }
-        say(&format!(
+        print_line(&format!(
             "removed {} dead run{}, {} old template{}{}{}",
             collected.instances.len(),
             if collected.instances.len() == 1 {

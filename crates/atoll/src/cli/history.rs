@@ -12,7 +12,7 @@ use super::commands;
 use super::events::print;
 use super::sandbox::{since, state};
 use super::server_args::{Remote, plain, say_json, text};
-use super::{check_stdout, say};
+use super::{check_stdout, print_line};
 use crate::config::Config;
 
 /// Maximum page size of the API.
@@ -76,7 +76,7 @@ impl History {
         }
         if self.quiet {
             for session in &all {
-                say(text(session, "sandboxID"));
+                print_line(text(session, "sandboxID"));
             }
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl History {
                 ago("deletedAt"),
             ]);
         }
-        say(&table.to_string());
+        print_line(&table.to_string());
         Ok(())
     }
 
@@ -113,7 +113,7 @@ impl History {
                 &path(&["sessions", session, "events"]),
                 &[("after", &after)],
             );
-            let events = client.call(&Request::get(path)).await?;
+            let events = client.send_json(&Request::get(path)).await?;
             let events = events.as_array().map(Vec::as_slice).unwrap_or_default();
             for event in events {
                 last = event["number"].as_i64().unwrap_or(last);
@@ -143,7 +143,9 @@ async fn newest(client: &Client, path: &str, limit: usize) -> Result<Vec<Value>,
             .into_iter()
             .chain(parameters)
             .collect();
-        let answer = client.ask(&Request::get(query(path, &parameters))).await?;
+        let answer = client
+            .send_buffered(&Request::get(query(path, &parameters)))
+            .await?;
         if let Value::Array(part) = answer.json()? {
             all.extend(part);
         }
@@ -161,7 +163,7 @@ async fn find(client: &Client, name: &str) -> Result<String, Error> {
     let request = Request::get(path(&["sessions", name]));
     let is_id = name.parse::<SandboxId>().is_ok();
     if !name.is_empty() {
-        match client.call(&request).await {
+        match client.send_json(&request).await {
             Ok(_) => return Ok(name.to_owned()),
             Err(error) if error.code != Code::SessionNotFound || is_id => return Err(error),
             Err(_) => {}

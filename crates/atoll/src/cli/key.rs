@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::org::find;
 use super::sandbox::since;
 use super::server_args::{Remote, plain, say_json, text};
-use super::{eprint_line, print_error, say};
+use super::{eprint_line, print_error, print_line};
 use crate::config::Config;
 
 /// Create, list and revoke API keys of a server.
@@ -131,12 +131,12 @@ impl Create {
             if let Some(org) = &self.org {
                 body["orgID"] = json!(find(client, org).await?);
             }
-            client.call(&Request::post("/keys", &body)).await
+            client.send_json(&Request::post("/keys", &body)).await
         })?;
         if self.json {
             return say_json(&made);
         }
-        say(text(&made, "key"));
+        print_line(text(&made, "key"));
         eprint_line(&format!(
             "  {} is shown only once: store it in a safe place",
             text(&made, "keyID")
@@ -182,7 +182,7 @@ impl Ls {
                 ends.to_owned(),
             ]);
         }
-        say(&table.to_string());
+        print_line(&table.to_string());
         Ok(())
     }
 }
@@ -199,8 +199,8 @@ impl Rm {
             let mut failed = None;
             for key in &self.keys {
                 let request = Request::delete(query(&path(&["keys", key]), &parameters));
-                match client.ask(&request).await {
-                    Ok(_) => say(key),
+                match client.send_buffered(&request).await {
+                    Ok(_) => print_line(key),
                     Err(error) => {
                         print_error(&error);
                         failed = failed.or(Some(error.code.exit_code()));

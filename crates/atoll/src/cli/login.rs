@@ -55,7 +55,7 @@ impl Login {
             }
         };
         let client = client(target.clone(), key.clone(), config);
-        let checked = block_on(client.ask(&Request::get("/sandboxes?limit=1")));
+        let checked = block_on(client.send_buffered(&Request::get("/sandboxes?limit=1")));
         checked.map_err(|error| refused(error, self.no_key))?;
         let profile = Profile {
             url: target.to_string(),

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::server_args::{Remote, below, find, text};
-use super::{check_stdout, eprint_line, say, say_bytes};
+use super::{check_stdout, eprint_line, print_line, say_bytes};
 use crate::config::Config;
 
 /// Show the output of the commands of a sandbox, one command after the other.
@@ -55,7 +55,7 @@ impl Logs {
                 .map(|after| ("after", after.as_str()))
                 .collect();
             let path = query(&below(id, &["logs"]), &parameters);
-            let answer = client.ask(&Request::get(path)).await?;
+            let answer = client.send_buffered(&Request::get(path)).await?;
             for line in answer.json()?.as_array().into_iter().flatten() {
                 self.show(line);
             }
@@ -80,7 +80,7 @@ impl Logs {
     /// Copies the exact output of one command; without --follow, up to its current end.
     async fn one(&self, client: &Client, id: &str, exec: &str) -> Result<(), Error> {
         let about = Request::get(below(id, &["commands", exec]));
-        let about = client.call(&about).await?;
+        let about = client.send_json(&about).await?;
         if !self.follow && text(&about, "state") == "running" {
             let message = format!("{exec} still runs");
             return Err(Error::new(Code::Conflict, message)
@@ -99,7 +99,9 @@ impl Logs {
             };
             if self.json {
                 let text = String::from_utf8_lossy(&bytes);
-                say(&json!({ "execID": exec.id, "stream": stream, "text": text }).to_string());
+                print_line(
+                    &json!({ "execID": exec.id, "stream": stream, "text": text }).to_string(),
+                );
             } else {
                 say_bytes(&bytes);
             }
@@ -109,7 +111,7 @@ impl Logs {
 
     fn show(&self, line: &Value) {
         if self.json {
-            return say(&line.to_string());
+            return print_line(&line.to_string());
         }
         match text(line, "stream") {
             "stdout" | "stderr" => say_bytes(text(line, "text").as_bytes()),

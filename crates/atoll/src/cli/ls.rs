@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::run::named::{command, find, find_written, is_background_holder, open};
 use super::sandbox::{self, Filter, span};
 use super::server_args::{Remote, plain, say_json, shortened, text};
-use super::{block_on, eprint_line, say};
+use super::{block_on, eprint_line, print_line};
 use crate::config::Config;
 
 /// Timeout for the state of a command that may have ended meanwhile.
@@ -95,10 +95,10 @@ impl Ls {
             print_json(sandboxes, &runs)?;
         } else if self.quiet {
             for sandbox in &sandboxes {
-                say(text(sandbox, "sandboxID"));
+                print_line(text(sandbox, "sandboxID"));
             }
             for run in &runs {
-                say(run.name.as_str());
+                print_line(run.name.as_str());
             }
         } else {
             show(&sandboxes, &runs);
@@ -224,7 +224,7 @@ fn show(sandboxes: &[Value], runs: &[Line]) {
             shortened(&plain(run.command.as_deref().unwrap_or_default())),
         ]);
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
 }
 
 impl Line {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::sandbox::{seconds, since, span};
 use super::server_args::{Remote, plain, say_json, text};
-use super::{print_error, say};
+use super::{print_error, print_line};
 use crate::config::Config;
 
 /// Create, list and delete orgs of a server, and set their limits.
@@ -143,7 +143,7 @@ impl Create {
     fn run(&self, config: &Config) -> Result<(), Error> {
         let body = self.limits.body(Some(&self.name))?;
         let made = self.remote.with(config, async |client| {
-            client.call(&Request::post("/orgs", &body)).await
+            client.send_json(&Request::post("/orgs", &body)).await
         })?;
         show(&made, self.json)
     }
@@ -155,7 +155,7 @@ impl Set {
         let changed = self.remote.with(config, async |client| {
             let id = find(client, &self.org).await?;
             let request = Request::patch(path(&["orgs", &id]), &body);
-            client.call(&request).await
+            client.send_json(&request).await
         })?;
         show(&changed, self.json)
     }
@@ -165,7 +165,7 @@ fn show(org: &Value, json: bool) -> Result<(), Error> {
     if json {
         return say_json(org);
     }
-    say(text(org, "orgID"));
+    print_line(text(org, "orgID"));
     Ok(())
 }
 
@@ -192,7 +192,7 @@ impl Ls {
                 since(text(org, "createdAt")),
             ]);
         }
-        say(&table.to_string());
+        print_line(&table.to_string());
         Ok(())
     }
 }
@@ -204,7 +204,7 @@ impl Rm {
             let mut failed = None;
             for org in &self.orgs {
                 match remove(client, org).await {
-                    Ok(id) => say(&id),
+                    Ok(id) => print_line(&id),
                     Err(error) => {
                         print_error(&error);
                         failed = failed.or(Some(error.code.exit_code()));
@@ -220,7 +220,9 @@ impl Rm {
 /// Deletes an org by its id or name; returns its id.
 async fn remove(client: &Client, org: &str) -> Result<String, Error> {
     let id = find(client, org).await?;
-    client.ask(&Request::delete(path(&["orgs", &id]))).await?;
+    client
+        .send_buffered(&Request::delete(path(&["orgs", &id])))
+        .await?;
     Ok(id)
 }
 

@@ -7,7 +7,7 @@ use atoll_model::Error;
 use clap::Args;
 use comfy_table::Table;
 
-use super::say;
+use super::print_line;
 use super::server_args::{Remote, below, find, say_json, text};
 use crate::config::Config;
 
@@ -30,7 +30,9 @@ impl Ports {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let ports = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
-            client.call(&Request::get(below(&id, &["ports"]))).await
+            client
+                .send_json(&Request::get(below(&id, &["ports"])))
+                .await
         })?;
         if self.json {
             say_json(&ports)?;
@@ -42,7 +44,7 @@ impl Ports {
         for port in ports.as_array().into_iter().flatten() {
             table.add_row([port["port"].to_string(), text(port, "address").to_owned()]);
         }
-        say(&table.to_string());
+        print_line(&table.to_string());
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::run::named::{open, unknown};
 use super::server_args::{Remote, below, text};
-use super::{block_on, print_error, sandbox, say};
+use super::{block_on, print_error, print_line, sandbox};
 use crate::config::Config;
 
 /// Remove sandboxes of the server in use, or named runs of this machine, with their files.
@@ -44,11 +44,11 @@ impl Rm {
             let mut failed = None;
             for name in &self.names {
                 match self.remove(&client, name, config).await {
-                    Ok(removed) if self.json => say(&removed.to_string()),
+                    Ok(removed) if self.json => print_line(&removed.to_string()),
                     Ok(removed) if text(&removed, "name").is_empty() => {
-                        say(text(&removed, "sandboxID"));
+                        print_line(text(&removed, "sandboxID"));
                     }
-                    Ok(removed) => say(text(&removed, "name")),
+                    Ok(removed) => print_line(text(&removed, "name")),
                     Err(error) => {
                         print_error(&error);
                         failed = failed.or(Some(error.code.exit_code()));
@@ -81,7 +81,11 @@ impl Rm {
     /// Returns an error for a name that both a run and a sandbox have.
     async fn check_unambiguous(&self, client: &Client, name: &str) -> Result<(), Error> {
         // If the server cannot be reached, runs of this machine are still removed.
-        if client.call(&Request::get(below(name, &[]))).await.is_err() {
+        if client
+            .send_json(&Request::get(below(name, &[])))
+            .await
+            .is_err()
+        {
             return Ok(());
         }
         let message = format!("{name} is the name of a sandbox and of a run of this machine");

@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use super::rm::find_run;
 use super::server_args::{Remote, below, fields, find, plain, say_json, text};
 use super::template::variables;
-use super::{eprint_line, print_error, say};
+use super::{eprint_line, print_error, print_line};
 use crate::config::Config;
 pub(crate) use filter::Filter;
 pub(crate) use lifetime::until;
@@ -251,7 +251,7 @@ impl Create {
         if self.json {
             return say_json(&made);
         }
-        say(text(&made, "sandboxID"));
+        print_line(text(&made, "sandboxID"));
         if let Some(notice) = lifetime::notice(&made) {
             eprint_line(&format!("  {notice}"));
         }
@@ -303,7 +303,7 @@ pub(crate) async fn create(client: &Client, body: &Value) -> Result<Value, Error
     let request = Request::post("/sandboxes", body)
         .header("idempotency-key", key.as_str())
         .deadline(Duration::from_mins(2));
-    client.call(&request.idempotent()).await
+    client.send_json(&request.idempotent()).await
 }
 
 /// Limits and network as fields of the request.
@@ -368,7 +368,7 @@ impl Ls {
         }
         if self.quiet {
             for sandbox in &all {
-                say(text(sandbox, "sandboxID"));
+                print_line(text(sandbox, "sandboxID"));
             }
             return Ok(());
         }
@@ -390,7 +390,7 @@ impl Ls {
                 until(sandbox),
             ]);
         }
-        say(&table.to_string());
+        print_line(&table.to_string());
         Ok(())
     }
 }
@@ -424,12 +424,12 @@ impl Get {
     pub(crate) fn run(&self, config: &Config) -> Result<(), Error> {
         let sandbox = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
-            client.call(&Request::get(below(&id, &[]))).await
+            client.send_json(&Request::get(below(&id, &[]))).await
         })?;
         if self.json {
             return say_json(&sandbox);
         }
-        say(&fields(&sandbox).to_string());
+        print_line(&fields(&sandbox).to_string());
         Ok(())
     }
 }
@@ -441,8 +441,8 @@ impl Several {
             let mut failed = None;
             for name in &self.sandboxes {
                 match change(client, name, verb).await {
-                    Ok(changed) if self.json => say(&changed.to_string()),
-                    Ok(changed) => say(text(&changed, "sandboxID")),
+                    Ok(changed) if self.json => print_line(&changed.to_string()),
+                    Ok(changed) => print_line(text(&changed, "sandboxID")),
                     Err(error) => {
                         let error = explain(error, name, config);
                         print_error(&error);
@@ -480,7 +480,7 @@ pub(crate) async fn change(
         None => Request::delete(below(&id, &[])),
     };
     let changed = client
-        .call(&request.deadline(Duration::from_mins(2)))
+        .send_json(&request.deadline(Duration::from_mins(2)))
         .await?;
     Ok(match changed {
         Value::Null => json!({ "sandboxID": id }),
@@ -494,15 +494,15 @@ impl Timeout {
         let sandbox = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let request = Request::post(below(&id, &["timeout"]), &body).idempotent();
-            client.ask(&request).await?;
-            client.call(&Request::get(below(&id, &[]))).await
+            client.send_buffered(&request).await?;
+            client.send_json(&Request::get(below(&id, &[]))).await
         })?;
         if self.json {
             return say_json(&sandbox);
         }
         match text(&sandbox, "endAt") {
-            "" => say("without end"),
-            end => say(end),
+            "" => print_line("without end"),
+            end => print_line(end),
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::run::ensure_base;
-use super::{authorities, eprint_line, paint, say};
+use super::{authorities, eprint_line, paint, print_line};
 use crate::config::Config;
 use database::Unknown;
 use descriptors::{Share, Shares};
@@ -73,7 +73,7 @@ impl Serve {
         all.storage = all.storage.or(config.storage);
         let mut settings = all.clone().complete()?;
         if self.print_config {
-            say(all.to_toml()?.trim_end());
+            print_line(all.to_toml()?.trim_end());
             return Ok(ExitCode::SUCCESS);
         }
         atoll_worker::check_host()?;
@@ -124,7 +124,7 @@ impl ResolvedSettings {
         tls: Option<Tls>,
         authorities: Vec<String>,
     ) -> Result<(), Error> {
-        let listener = retry_bind::listen(self.listen, retry_bind::PATIENCE).await;
+        let listener = retry_bind::listen(self.listen, retry_bind::RETRY_TIMEOUT).await;
         let listener = listener.map_err(|error| {
             Error::new(
                 Code::Conflict,
@@ -163,7 +163,7 @@ impl ResolvedSettings {
         let socket = operators_socket(&config.data)?;
         let http_metrics = HttpMetrics::default();
         if let Some(metrics) = &metrics {
-            observability::tell_metrics(metrics)?;
+            observability::print_metrics_address(metrics)?;
         }
         // Before the server announces its address: signals that arrive right after that are
         // handled.
@@ -280,7 +280,7 @@ impl ResolvedSettings {
             core.sync().await?;
             write_atomic(&file, &made.secret)?;
             if std::io::stdout().is_terminal() {
-                say(&format!("key      {}", made.secret));
+                print_line(&format!("key      {}", made.secret));
             }
         }
         // Before the line that scripts wait for, so that a reader of that line has seen the
@@ -302,9 +302,9 @@ impl ResolvedSettings {
         } else {
             format!("-H \"X-API-Key: $(cat {})\" ", file.display())
         };
-        say(&format!("serving  {}", paint("36", &url)));
-        say(&format!("data     {}", config.data.display()));
-        say(&format!("try      curl -s -X POST {key}{url}/sandboxes"));
+        print_line(&format!("serving  {}", paint("36", &url)));
+        print_line(&format!("data     {}", config.data.display()));
+        print_line(&format!("try      curl -s -X POST {key}{url}/sandboxes"));
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde_json::Value;
 
-use super::{block_on, print_error, remedies, say};
+use super::{block_on, print_error, print_line, remedies};
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
@@ -145,7 +145,7 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
             remedy,
         ));
     }
-    let named = client.call(&Request::get(below(name, &[]))).await;
+    let named = client.send_json(&Request::get(below(name, &[]))).await;
     match named {
         Ok(sandbox) => return Ok(text(&sandbox, "sandboxID").to_owned()),
         Err(error) if error.code.category() == Category::NotFound => {}
@@ -194,7 +194,7 @@ pub(crate) fn text<'a>(value: &'a Value, name: &str) -> &'a str {
 /// Prints JSON.
 pub(crate) fn say_json(value: &Value) -> Result<(), Error> {
     let text = serde_json::to_string_pretty(value);
-    say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
+    print_line(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
     Ok(())
 }
 

@@ -189,7 +189,7 @@ impl<'a> Session<'a> {
         let key = RequestId::random();
         let begin = Request::post(below(sandbox, &["pty"]), &body);
         let begin = begin.header("idempotency-key", key.as_str());
-        let made = client.call(&begin.idempotent()).await?;
+        let made = client.send_json(&begin.idempotent()).await?;
         Ok(Self::attach(client, sandbox, text(&made, "ptyID")))
     }
 
@@ -296,7 +296,7 @@ impl<'a> Session<'a> {
     async fn ended(&self) -> Result<Exit, Error> {
         let program = self.program();
         let request = Request::get(below(self.sandbox, &["commands", &program, "wait"]));
-        let about = self.client.call(&request).await?;
+        let about = self.client.send_json(&request).await?;
         serde_json::from_value(about).map_err(|_| {
             Error::new(
                 Code::SandboxFailed,
@@ -313,7 +313,7 @@ impl<'a> Session<'a> {
         }
         // The reconnect would report this first.
         let sandbox = Request::get(below(self.sandbox, &[]));
-        self.client.call(&sandbox).await?;
+        self.client.send_json(&sandbox).await?;
         self.ended().await.map_err(|_| {
             let another = format!("`atoll shell {}` opens another", self.sandbox);
             Error::new(Code::TerminalNotFound, error.message).remedy(another)

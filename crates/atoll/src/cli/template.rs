@@ -15,7 +15,7 @@ use comfy_table::Table;
 
 use super::local::{Local, LocalOrRemote};
 use super::progress::Bar;
-use super::{block_on, say};
+use super::{block_on, print_line};
 use crate::config::Config;
 
 /// List, add, rebuild and remove templates: the root file systems of sandboxes.
@@ -157,7 +157,7 @@ impl Template {
             }
             Self::Rm { name, .. } => {
                 store.remove(&name)?;
-                say(&format!("removed template {name}"));
+                print_line(&format!("removed template {name}"));
             }
         }
         Ok(())
@@ -176,7 +176,7 @@ fn report(name: &str, report: &template::Report) {
         0 => String::new(),
         n => format!(", {n} entries left out"),
     };
-    say(&format!(
+    print_line(&format!(
         "template {name}: {} files, {}{skipped}",
         report.files,
         Bytes(report.bytes)
@@ -194,11 +194,11 @@ fn list(store: &TemplateStore, json: bool) -> Result<(), Error> {
             .iter()
             .map(|template| serde_json::json!({ "name": template.name, "meta": template.meta }))
             .collect();
-        say(&serde_json::Value::from(rows).to_string());
+        print_line(&serde_json::Value::from(rows).to_string());
         return Ok(());
     }
     if all.is_empty() {
-        say("no templates yet: the first atoll run makes base");
+        print_line("no templates yet: the first atoll run makes base");
         return Ok(());
     }
     let mut table = Table::new();
@@ -215,10 +215,10 @@ fn list(store: &TemplateStore, json: bool) -> Result<(), Error> {
             meta.source.clone(),
         ]);
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
     for (name, count) in store.replaced()? {
         let sandboxes = if count == 1 { "sandbox" } else { "sandboxes" };
-        say(&format!(
+        print_line(&format!(
             "an older {name} stays for {count} {sandboxes} made from it; atoll gc removes it after them"
         ));
     }

@@ -14,9 +14,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
+use super::print_line;
 use super::run::Signals;
 use super::sandbox::{since, span, state, until};
-use super::say;
 use super::server_args::{Remote, below, plain, say_json, text};
 use crate::config::Config;
 
@@ -66,7 +66,7 @@ impl Top {
             if self.json {
                 return say_json(&json!({ "pool": seen.pool, "sandboxes": seen.sandboxes }));
             }
-            say(page(client, &seen, &latencies, None).trim_end());
+            print_line(page(client, &seen, &latencies, None).trim_end());
             Ok(())
         })?;
         Ok(ExitCode::SUCCESS)
@@ -125,7 +125,7 @@ impl Top {
 async fn look(client: &Client, latencies: &mut VecDeque<Duration>) -> Result<Seen, Error> {
     let mut ask = async |path: &str| {
         let begin = Instant::now();
-        let answer = client.call(&Request::get(path)).await;
+        let answer = client.send_json(&Request::get(path)).await;
         latencies.push_back(begin.elapsed());
         if latencies.len() > REMEMBERED {
             latencies.pop_front();

@@ -13,7 +13,7 @@ use clap::Args;
 
 use super::super::local::Local;
 use super::super::serve::database::{self, DATABASE};
-use super::super::{block_on, say};
+use super::super::{block_on, print_line};
 use super::{KEY, SIGNS, failed, not_copied};
 use crate::config::Config;
 
@@ -76,7 +76,7 @@ impl Restore {
         }
         let synced = File::open(data).and_then(|directory| directory.sync_all());
         synced.map_err(|error| failed("write", data, &error))?;
-        say(&format!(
+        print_line(&format!(
             "restored {}: {} sandboxes, {} orgs with {} keys",
             names.join(", "),
             counts.sandboxes,
@@ -84,7 +84,7 @@ impl Restore {
             counts.keys
         ));
         if let Some(replaced) = replaced {
-            say(&format!("replaced {}", replaced.display()));
+            print_line(&format!("replaced {}", replaced.display()));
         }
         Ok(ExitCode::SUCCESS)
     }

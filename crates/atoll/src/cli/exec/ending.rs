@@ -52,11 +52,11 @@ pub(crate) async fn find_end(client: &Client, sandbox: &str, lost: Lost) -> Opti
 
 /// The sandbox in its current state, or in that of its deletion.
 async fn last_known(client: &Client, sandbox: &str) -> Option<Value> {
-    match client.call(&Request::get(below(sandbox, &[]))).await {
+    match client.send_json(&Request::get(below(sandbox, &[]))).await {
         Ok(found) => Some(found),
         Err(error) if error.code.category() == Category::NotFound => {
             let session = path(&["sessions", sandbox]);
-            client.call(&Request::get(session)).await.ok()
+            client.send_json(&Request::get(session)).await.ok()
         }
         Err(_) => None,
     }

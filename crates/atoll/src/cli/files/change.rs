@@ -100,7 +100,10 @@ impl FromTo {
             let to = self.target(client, &id).await?;
             let body = json!({ "from": self.from, "to": to, "replace": self.force });
             let path = self.common.path(&id, &[call], &[]);
-            client.ask(&Request::post(path, &body)).await.map(|_| ())
+            client
+                .send_buffered(&Request::post(path, &body))
+                .await
+                .map(|_| ())
         })
     }
 
@@ -144,7 +147,10 @@ impl Common {
                 body["path"] = json!(path);
                 let request = Request::post(self.path(&id, &[call], &[]), &body);
                 // The request is idempotent.
-                client.ask(&request.idempotent()).await.map(|_| ())
+                client
+                    .send_buffered(&request.idempotent())
+                    .await
+                    .map(|_| ())
             };
             Ok(each(paths, change).await)
         })

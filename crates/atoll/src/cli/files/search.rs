@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Common;
 use crate::cli::server_args::{find, plain, say_json, text};
-use crate::cli::{eprint_line, say};
+use crate::cli::{eprint_line, print_line};
 use crate::config::Config;
 
 /// Find files by name, by content, or by both.
@@ -49,13 +49,13 @@ impl Search {
         let found = self.common.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let path = self.common.path(&id, &["search"], &parameters);
-            client.call(&Request::get(path)).await
+            client.send_json(&Request::get(path)).await
         })?;
         if self.json {
             return say_json(&found);
         }
         for file in found["results"].as_array().into_iter().flatten() {
-            say(&line(&self.path, file));
+            print_line(&line(&self.path, file));
         }
         if found["truncated"] == true {
             eprint_line(&format!(

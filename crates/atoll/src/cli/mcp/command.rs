@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 
 use super::super::exec::{Lost, find_end, is_killed};
 use super::output::{HeadAndTail, ToolOutput, whole};
-use super::tools::{About, Sandbox, Tool, ToolContext, ToolEffect, cancelled};
+use super::tools::{Sandbox, Tool, ToolContext, ToolEffect, ToolInfo, cancelled};
 
 /// Default timeout in seconds.
 const USUAL: f64 = 60.0;
@@ -44,7 +44,7 @@ pub(super) struct RunCommand {
 }
 
 impl Tool for RunCommand {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "run_command",
         title: "Run a command",
         description: "Run a command in the sandbox and get what it writes and how it ends. Each call is a new shell; files stay. \
@@ -54,7 +54,7 @@ impl Tool for RunCommand {
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let timeout = self.timeout.unwrap_or(USUAL);
         if timeout <= 0.0 {
             let message = format!("timeout is {timeout}");

@@ -22,6 +22,6 @@ impl ToolContext<'_> {
     /// Replaces a file atomically.
     async fn put(&self, path: &str, bytes: impl Into<Bytes>) -> Result<Value, Error> {
         let request = Request::put_bytes(self.call(&[], path), bytes.into());
-        self.client.call(&request).await
+        self.client.send_json(&request).await
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::super::sandbox::state;
 use super::super::server_args::text;
 use super::output::{ListOutput, ToolOutput};
-use super::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
+use super::tools::{Sandbox, Tool, ToolContext, ToolEffect, ToolInfo};
 
 /// Maximum number of listed sandboxes.
 const MOST: usize = 100;
@@ -32,7 +32,7 @@ pub(super) struct CreateSandbox {
 }
 
 impl Tool for CreateSandbox {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "create_sandbox",
         title: "Create a sandbox",
         description: "Make another sandbox, beside the session's own, which needs no call. Tools use it when its id or name is their `sandbox`.",
@@ -40,7 +40,7 @@ impl Tool for CreateSandbox {
         sandbox: Sandbox::None,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let mut said = Map::new();
         for (name, value) in [("alias", self.name), ("template", self.template)] {
             said.extend(value.map(|value| (name.to_owned(), json!(value))));
@@ -56,7 +56,7 @@ impl Tool for CreateSandbox {
 pub(super) struct ListSandboxes {}
 
 impl Tool for ListSandboxes {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "list_sandboxes",
         title: "List sandboxes",
         description: "List the sandboxes that there are, newest first, at most 100.",
@@ -64,10 +64,10 @@ impl Tool for ListSandboxes {
         sandbox: Sandbox::None,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let limit = MOST.to_string();
         let request = Request::get(query("/sandboxes", &[("limit", &limit)]));
-        let answer = place.client.ask(&request).await?;
+        let answer = place.client.send_buffered(&request).await?;
         let (usual, listed) = (place.session.usual().await, answer.json()?);
         let mut rows = ListOutput::new(answer.next.is_some());
         for sandbox in listed.as_array().into_iter().flatten() {
@@ -86,7 +86,7 @@ impl Tool for ListSandboxes {
 pub(super) struct RemoveSandbox {}
 
 impl Tool for RemoveSandbox {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "remove_sandbox",
         title: "Remove a sandbox",
         description: "Remove a sandbox with everything that runs in it and all its files. It does not come back.",
@@ -94,7 +94,7 @@ impl Tool for RemoveSandbox {
         sandbox: Sandbox::Named,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         place.session.remove(&place.sandbox).await?;
         let text = format!("removed the sandbox {}", place.sandbox);
         Ok(ToolOutput::new(text))

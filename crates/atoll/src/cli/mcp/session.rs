@@ -106,9 +106,14 @@ impl Session {
 
     /// Deletes a sandbox with its files.
     pub(super) async fn remove(&self, name: &str) -> Result<(), Error> {
-        let about = self.client.call(&Request::get(below(name, &[]))).await?;
+        let about = self
+            .client
+            .send_json(&Request::get(below(name, &[])))
+            .await?;
         let id = text(&about, "sandboxID");
-        self.client.ask(&Request::delete(below(id, &[]))).await?;
+        self.client
+            .send_buffered(&Request::delete(below(id, &[])))
+            .await?;
         self.forget(id).await;
         Ok(())
     }
@@ -159,7 +164,7 @@ impl Session {
             }
             (Code::SandboxStopped, _) if self.made().contains(name) => {
                 let start = Request::post(below(name, &["start"]), &json!({})).idempotent();
-                match self.client.ask(&start).await {
+                match self.client.send_buffered(&start).await {
                     Ok(_) => say(format!("{}; it was started again", error.message))
                         .remedy("try again: its files are there, and what ran in it is not"),
                     Err(error) => error,
@@ -192,7 +197,7 @@ impl Session {
             let made = self.made().clone();
             for id in made {
                 let request = Request::post(below(&id, &["timeout"]), &body).idempotent();
-                match self.client.ask(&request).await {
+                match self.client.send_buffered(&request).await {
                     // The next call that uses the sandbox reports the error.
                     Err(error) if error.code == Code::SandboxNotFound => {
                         self.made().remove(&id);
@@ -209,7 +214,11 @@ impl Session {
             let _alone = self.calls.write().await;
             let made = self.made().clone();
             for id in made.iter().filter(|_| !keep) {
-                match self.client.ask(&Request::delete(below(id, &[]))).await {
+                match self
+                    .client
+                    .send_buffered(&Request::delete(below(id, &[])))
+                    .await
+                {
                     Err(error) if error.code != Code::SandboxNotFound => {
                         eprint_line(&format!("atoll: {id} is left: {error}"));
                     }

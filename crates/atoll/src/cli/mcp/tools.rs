@@ -25,7 +25,7 @@ use super::{command, files, sandboxes};
 
 /// Static description of a tool.
 #[derive(Debug)]
-pub(super) struct About {
+pub(super) struct ToolInfo {
     pub(super) name: &'static str,
     /// Title for users.
     pub(super) title: &'static str,
@@ -71,14 +71,16 @@ pub(super) struct ToolContext<'a> {
 
 /// A tool with its arguments.
 pub(super) trait Tool: DeserializeOwned + JsonSchema + Send + 'static {
-    const ABOUT: About;
-    fn work(self, place: ToolContext<'_>)
-    -> impl Future<Output = Result<ToolOutput, Error>> + Send;
+    const ABOUT: ToolInfo;
+    fn call_tool(
+        self,
+        place: ToolContext<'_>,
+    ) -> impl Future<Output = Result<ToolOutput, Error>> + Send;
 }
 
 macro_rules! tools {
     ($( $tool:ty ),* $(,)?) => {
-        const ABOUT: &[About] = &[$( <$tool>::ABOUT ),*];
+        const ABOUT: &[ToolInfo] = &[$( <$tool>::ABOUT ),*];
 
         fn schema(name: &str) -> Result<Arc<JsonObject>, String> {
             $( if name == <$tool>::ABOUT.name { return schema_for_input::<$tool>(); } )*
@@ -91,7 +93,7 @@ macro_rules! tools {
             given: JsonObject,
             context: &RequestContext<RoleServer>,
         ) -> Result<ToolOutput, Error> {
-            $( if name == <$tool>::ABOUT.name { return work::<$tool>(session, given, context).await; } )*
+            $( if name == <$tool>::ABOUT.name { return call_tool::<$tool>(session, given, context).await; } )*
             Err(Error::new(Code::NotFound, format!("there is no tool {name:?}")))
         }
     };
@@ -111,7 +113,7 @@ tools! {
 }
 
 /// Executes one call.
-async fn work<T: Tool>(
+async fn call_tool<T: Tool>(
     session: &Session,
     mut given: JsonObject,
     context: &RequestContext<RoleServer>,
@@ -147,7 +149,7 @@ async fn work<T: Tool>(
         sandbox: sandbox.clone(),
         context,
     };
-    let worked = tool.work(place);
+    let worked = tool.call_tool(place);
     let done = if T::ABOUT.nature == ToolEffect::Reads {
         tokio::select! {
             done = worked => done,
@@ -182,11 +184,11 @@ impl Server {
     }
 
     /// A session with a fixed sandbox has no tools to manage others.
-    fn has(&self, about: &About) -> bool {
+    fn has(&self, about: &ToolInfo) -> bool {
         about.sandbox == Sandbox::Usual || self.session.is_free()
     }
 
-    fn listed(&self, about: &'static About) -> Result<Listed, ErrorData> {
+    fn listed(&self, about: &'static ToolInfo) -> Result<Listed, ErrorData> {
         let schema = schema(about.name).map_err(|error| ErrorData::internal_error(error, None))?;
         let mut schema = plain(&schema);
         let fields = schema.entry("properties").or_insert_with(|| json!({}));
@@ -298,7 +300,7 @@ mod tests {
     #[test]
     fn every_tool_is_documented() {
         let text = include_str!("../../../../../docs/guides/agents-and-mcp.md");
-        for About { name, .. } in ABOUT {
+        for ToolInfo { name, .. } in ABOUT {
             assert!(text.contains(&format!("`{name}`")), "{name}");
         }
     }

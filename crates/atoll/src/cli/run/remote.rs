@@ -168,7 +168,7 @@ async fn deleted(client: &Client, id: &str, signals: &mut Signals) -> Result<(),
 
 /// Deletes the sandbox. It may have expired or been deleted already.
 async fn delete(client: &Client, id: &str) -> Result<(), Error> {
-    match client.ask(&Request::delete(below(id, &[]))).await {
+    match client.send_buffered(&Request::delete(below(id, &[]))).await {
         Err(error) if error.code != Code::SandboxNotFound => Err(error),
         _ => Ok(()),
     }
@@ -183,7 +183,7 @@ async fn renew(client: &Client, id: &str) -> Error {
     .idempotent();
     loop {
         tokio::time::sleep(RENEW_INTERVAL).await;
-        if let Err(error) = client.ask(&request).await {
+        if let Err(error) = client.send_buffered(&request).await {
             return error;
         }
     }

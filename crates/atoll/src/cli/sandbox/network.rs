@@ -5,7 +5,7 @@ use atoll_model::{Error, Network, NetworkRule};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::super::say;
+use super::super::print_line;
 use super::super::server_args::{Remote, below, find, say_json, text};
 use crate::config::Config;
 
@@ -42,14 +42,16 @@ impl Rules {
             let id = find(client, &self.sandbox).await?;
             let path = below(&id, &["network"]);
             if let Some(body) = self.body() {
-                client.call(&Request::put_json(path.clone(), &body)).await?;
+                client
+                    .send_json(&Request::put_json(path.clone(), &body))
+                    .await?;
             }
-            client.call(&Request::get(path)).await
+            client.send_json(&Request::get(path)).await
         })?;
         if self.json {
             return say_json(&network);
         }
-        say(&shown(&network));
+        print_line(&shown(&network));
         Ok(())
     }
 

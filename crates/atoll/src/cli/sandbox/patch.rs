@@ -7,7 +7,7 @@ use atoll_model::{Bytes, Cpus, Error, parse_duration};
 use clap::{ArgGroup, Args};
 use serde_json::{Map, Value, json};
 
-use super::super::say;
+use super::super::print_line;
 use super::super::server_args::{Remote, below, find, say_json, text};
 use super::{End, mebibytes, pairs, seconds};
 use crate::config::Config;
@@ -92,7 +92,7 @@ impl Patch {
         if self.json {
             return say_json(&sandbox);
         }
-        say(text(&sandbox, "sandboxID"));
+        print_line(text(&sandbox, "sandboxID"));
         Ok(())
     }
 
@@ -138,12 +138,12 @@ async fn change(
 ) -> Result<Value, Error> {
     if body.as_object().is_some_and(|fields| !fields.is_empty()) {
         let fields = Request::patch(below(id, &[]), body).idempotent();
-        client.call(&fields).await?;
+        client.send_json(&fields).await?;
     }
     if let Some(timeout) = timeout {
         let body = json!({ "timeout": timeout });
         let request = Request::post(below(id, &["timeout"]), &body).idempotent();
-        client.ask(&request).await?;
+        client.send_buffered(&request).await?;
     }
-    client.call(&Request::get(below(id, &[]))).await
+    client.send_json(&Request::get(below(id, &[]))).await
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
-use super::{eprint_line, failed, paint, retry_bind, say};
+use super::{eprint_line, failed, paint, print_line, retry_bind};
 
 /// Default address of the metrics listener.
 pub(super) const METRICS: &str = "127.0.0.1:9091";
@@ -19,7 +19,7 @@ pub(super) const METRICS: &str = "127.0.0.1:9091";
 /// Settings of log and metrics.
 #[derive(Debug, Clone)]
 pub(super) struct Observability {
-    pub(super) metrics_listen: Option<Place>,
+    pub(super) metrics_listen: Option<MetricsListen>,
     pub(super) log_format: Format,
     pub(super) log_level: Level,
 }
@@ -27,12 +27,12 @@ pub(super) struct Observability {
 /// Address of a listener, or `off`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(super) enum Place {
+pub(super) enum MetricsListen {
     At(SocketAddr),
     Off,
 }
 
-impl FromStr for Place {
+impl FromStr for MetricsListen {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
@@ -46,7 +46,7 @@ impl FromStr for Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for MetricsListen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::At(at) => write!(f, "{at}"),
@@ -116,16 +116,16 @@ impl Observability {
     /// Binds the metrics listener. Failing to bind a configured address is an error; failing to
     /// bind the default one is not, because several servers may run on a machine.
     pub(super) async fn metrics_listener(&self) -> Result<Option<TcpListener>, Error> {
-        let usual = || METRICS.parse().map(Place::At);
+        let usual = || METRICS.parse().map(MetricsListen::At);
         let place = match self.metrics_listen {
             Some(place) => place,
-            None => usual().unwrap_or(Place::Off),
+            None => usual().unwrap_or(MetricsListen::Off),
         };
-        let Place::At(at) = place else {
+        let MetricsListen::At(at) = place else {
             return Ok(None);
         };
         let patience = match self.metrics_listen {
-            Some(_) => retry_bind::PATIENCE,
+            Some(_) => retry_bind::RETRY_TIMEOUT,
             None => retry_bind::OPTIONAL_TIMEOUT,
         };
         match retry_bind::listen(at, patience).await {
@@ -146,10 +146,10 @@ impl Observability {
 }
 
 /// Logs the address of the metrics listener.
-pub(super) fn tell_metrics(listener: &TcpListener) -> Result<(), Error> {
+pub(super) fn print_metrics_address(listener: &TcpListener) -> Result<(), Error> {
     let at = listener
         .local_addr()
         .map_err(|error| failed("ask for the port of metrics", &error))?;
-    say(&format!("metrics  http://{at}/metrics"));
+    print_line(&format!("metrics  http://{at}/metrics"));
     Ok(())
 }

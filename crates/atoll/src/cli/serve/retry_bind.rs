@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::eprint_line;
 
 /// Timeout for required ports and the data directory.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const RETRY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for optional ports: several servers may run on a machine, and none should start late.
 pub(super) const OPTIONAL_TIMEOUT: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(10);
@@ -29,7 +29,7 @@ pub(super) async fn listen(at: SocketAddr, patience: Duration) -> std::io::Resul
 pub(super) async fn lock(data: &Path) -> Result<DataLock, Error> {
     let taken = |error: &Error| error.code == Code::Conflict && error.details.contains_key("pid");
     let lock = async || DataLock::acquire(data);
-    retry_while_in_use(&data.display().to_string(), PATIENCE, lock, taken).await
+    retry_while_in_use(&data.display().to_string(), RETRY_TIMEOUT, lock, taken).await
 }
 
 async fn retry_while_in_use<T, E>(

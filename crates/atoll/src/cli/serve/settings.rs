@@ -13,7 +13,7 @@ use atoll_worker::{Reserve, Storage};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::observability::{Format, Level, Observability, Place};
+use super::observability::{Format, Level, MetricsListen, Observability};
 
 /// All settings. A setting that is not given is `None` until [`Settings::complete`].
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub(super) struct Settings {
     pub(super) dev: Option<bool>,
     /// Address and port that serve metrics for Prometheus, or "off" [default: 127.0.0.1:9091].
     #[arg(long, value_name = "ADDR:PORT|off")]
-    pub(super) metrics_listen: Option<Place>,
+    pub(super) metrics_listen: Option<MetricsListen>,
     /// Serve HTTPS with this certificate chain in PEM; SIGHUP reloads it.
     #[arg(long, value_name = "FILE")]
     pub(super) tls_cert: Option<PathBuf>,
@@ -190,7 +190,7 @@ macro_rules! as_text {
         }
     )* };
 }
-as_text!(Time, Size, Place);
+as_text!(Time, Size, MetricsListen);
 
 impl Settings {
     /// Reads a TOML file.

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::cli::commands::command_line;
 use crate::cli::sandbox::since;
 use crate::cli::server_args::{Remote, below, each, find, say_json, shortened, text};
-use crate::cli::{block_on, say};
+use crate::cli::{block_on, print_line};
 use crate::config::Config;
 
 /// The command of a terminal for which no program was named, as the server records it.
@@ -77,10 +77,10 @@ impl Ls {
             say_json(&Value::Array(all))?;
         } else if self.quiet {
             for terminal in &all {
-                say(text(terminal, "ptyID"));
+                print_line(text(terminal, "ptyID"));
             }
         } else {
-            say(&table(&all, false).to_string());
+            print_line(&table(&all, false).to_string());
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -93,8 +93,8 @@ impl Rm {
             let sandbox = find(&client, &self.sandbox).await?;
             let end = async |id: &str| {
                 let request = Request::delete(below(&sandbox, &["pty", id]));
-                client.ask(&request).await?;
-                say(id);
+                client.send_buffered(&request).await?;
+                print_line(id);
                 Ok(())
             };
             Ok(each(&self.terminals, end).await)
@@ -108,7 +108,7 @@ async fn list(client: &Client, sandbox: &str) -> Result<Vec<Value>, Error> {
     for mut terminal in client.list(&below(sandbox, &["pty"]), &[]).await? {
         let command = text(&terminal, "ptyID").replacen("pty_", "exec_", 1);
         let request = Request::get(below(sandbox, &["commands", &command]));
-        let command = match client.call(&request).await {
+        let command = match client.send_json(&request).await {
             Ok(command) => command,
             // The terminal has ended meanwhile.
             Err(error) if error.code == Code::ExecNotFound => continue,

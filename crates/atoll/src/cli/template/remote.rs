@@ -6,7 +6,7 @@ use comfy_table::Table;
 use serde_json::Value;
 
 use super::super::cp::pack;
-use super::super::say;
+use super::super::print_line;
 use super::super::server_args::{plain, say_json, text};
 use super::{Template, metadata};
 
@@ -34,7 +34,7 @@ impl Template {
                     ("sudo", &sudo),
                 ];
                 let added = pack::template(client, &query("/templates", &options), source).await?;
-                say(&format!(
+                print_line(&format!(
                     "template {name}: {} files, {}",
                     added["files"],
                     size(&added)
@@ -43,9 +43,9 @@ impl Template {
             }
             Self::Rm { name, .. } => {
                 client
-                    .ask(&Request::delete(path(&["templates", name])))
+                    .send_buffered(&Request::delete(path(&["templates", name])))
                     .await?;
-                say(&format!("removed template {name}"));
+                print_line(&format!("removed template {name}"));
                 Ok(())
             }
             // `base` is made from the system of the machine that the command runs on.
@@ -89,7 +89,7 @@ async fn list(client: &Client, json: bool) -> Result<(), Error> {
             plain(text(template, "source")),
         ]);
     }
-    say(&table.to_string());
+    print_line(&table.to_string());
     Ok(())
 }
 

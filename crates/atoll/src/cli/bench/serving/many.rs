@@ -121,6 +121,6 @@ pub(in super::super) async fn victim(data: &Path, config: &Config) -> Result<(),
     for _ in 0..100 {
         create_and_run(&runtime).await?;
     }
-    super::super::say("ready");
+    super::super::print_line("ready");
     std::future::pending().await
 }

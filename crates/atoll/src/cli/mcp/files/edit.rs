@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::cli::cp::download;
 use crate::cli::mcp::output::ToolOutput;
-use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
+use crate::cli::mcp::tools::{Sandbox, Tool, ToolContext, ToolEffect, ToolInfo};
 
 /// Maximum size of a file to edit.
 const MOST: usize = 16 << 20;
@@ -35,7 +35,7 @@ pub(in crate::cli::mcp) struct EditFile {
 }
 
 impl Tool for EditFile {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "edit_file",
         title: "Edit a file",
         description: "Replace an exact text in a file by another. It must be there once, unless `replace_all` is true.",
@@ -43,7 +43,7 @@ impl Tool for EditFile {
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         if self.old_text.is_empty() || self.old_text == self.new_text {
             let message = "old_text is empty, or the same as new_text";
             let remedy = "give the text that is there and another; write_file makes new files";
@@ -51,7 +51,7 @@ impl Tool for EditFile {
         }
         let _alone = place.session.edits.lock().await;
         let look = Request::get(place.call(&["stat"], &self.path));
-        let before = place.client.call(&look).await?;
+        let before = place.client.send_json(&look).await?;
         let mut file = Whole(Vec::new());
         let bytes = place.call(&[], &self.path);
         let read = download::file(place.client, &bytes, &mut file, &mut |_| {}).await;
@@ -62,7 +62,7 @@ impl Tool for EditFile {
         read?;
         let (edited, lines) = self.replaced(&file.0)?;
         let same = |name: &str, now: &Value| now[name] == before[name];
-        let now = place.client.call(&look).await?;
+        let now = place.client.send_json(&look).await?;
         if !same("modifiedAt", &now) || !same("size", &now) {
             let message = format!(
                 "{:?} was changed meanwhile, and is left as it is",

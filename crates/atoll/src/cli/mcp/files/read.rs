@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::cli::cp::download;
 use crate::cli::mcp::output::{LONGEST, ToolOutput, whole};
-use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
+use crate::cli::mcp::tools::{Sandbox, Tool, ToolContext, ToolEffect, ToolInfo};
 
 /// Maximum size of a picture.
 const PICTURE: usize = 3 << 20;
@@ -33,7 +33,7 @@ pub(in crate::cli::mcp) struct ReadFile {
 }
 
 impl Tool for ReadFile {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "read_file",
         title: "Read a file",
         description: "Read a text file, all of it or some of its lines, at most 30,000 bytes at a time. A PNG, JPEG or GIF is shown.",
@@ -41,7 +41,7 @@ impl Tool for ReadFile {
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let (first, last) = (self.start_line.unwrap_or(1), self.end_line);
         if first == 0 || last.is_some_and(|last| last < first) {
             let message = "start_line counts from 1, and end_line is not before it";

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cli::mcp::output::{ListOutput, ToolOutput, short};
-use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
+use crate::cli::mcp::tools::{Sandbox, Tool, ToolContext, ToolEffect, ToolInfo};
 use crate::cli::server_args::{file_call, text};
 
 /// Maximum number of entries, and of matches.
@@ -24,7 +24,7 @@ pub(in crate::cli::mcp) struct ListFiles {
 }
 
 impl Tool for ListFiles {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "list_files",
         title: "List files",
         description: "List a directory, or a tree of them, at most 500 entries. Directories end in /.",
@@ -32,7 +32,7 @@ impl Tool for ListFiles {
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let path = self.path.as_deref().unwrap_or(".");
         let (depth, limit) = (
             self.depth.unwrap_or(1).to_string(),
@@ -40,7 +40,7 @@ impl Tool for ListFiles {
         );
         let parameters = [("path", path), ("depth", &depth), ("limit", &limit)];
         let request = Request::get(file_call(&place.sandbox, &["list"], &parameters, None));
-        let all = place.client.call(&request).await?;
+        let all = place.client.send_json(&request).await?;
         let all = all.as_array().map_or(&[][..], Vec::as_slice);
         let mut rows = ListOutput::new(all.len() > ENTRIES);
         for entry in all.iter().take(ENTRIES) {
@@ -73,7 +73,7 @@ pub(in crate::cli::mcp) struct SearchFiles {
 }
 
 impl Tool for SearchFiles {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "search_files",
         title: "Search files",
         description: "Find files by their names, by text in them, or by both; at most 100 matches are returned.",
@@ -81,7 +81,7 @@ impl Tool for SearchFiles {
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let limit = FOUND.to_string();
         let mut parameters = vec![
             ("path", self.path.as_deref().unwrap_or(".")),
@@ -98,7 +98,7 @@ impl Tool for SearchFiles {
             ));
         }
         let request = Request::get(file_call(&place.sandbox, &["search"], &parameters, None));
-        let found = place.client.call(&request).await?;
+        let found = place.client.send_json(&request).await?;
         let mut rows = ListOutput::new(found["truncated"].as_bool().unwrap_or(false));
         for result in found["results"].as_array().into_iter().flatten() {
             let Some(found) = result["text"].as_str().map(short) else {
@@ -124,7 +124,7 @@ pub(in crate::cli::mcp) struct RemoveFile {
 }
 
 impl Tool for RemoveFile {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "remove_file",
         title: "Remove a file",
         description: "Remove a file, an empty directory or, if `recursive` is true, a directory with all that is below.",
@@ -132,11 +132,11 @@ impl Tool for RemoveFile {
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let recursive = self.recursive.to_string();
         let parameters = [("path", self.path.as_str()), ("recursive", &recursive)];
         let call = file_call(&place.sandbox, &[], &parameters, None);
-        place.client.ask(&Request::delete(call)).await?;
+        place.client.send_buffered(&Request::delete(call)).await?;
         let text = format!("removed {}", self.path);
         Ok(ToolOutput::new(text))
     }

@@ -5,7 +5,7 @@ use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
 
 use crate::cli::mcp::output::ToolOutput;
-use crate::cli::mcp::tools::{About, Sandbox, Tool, ToolContext, ToolEffect};
+use crate::cli::mcp::tools::{Sandbox, Tool, ToolContext, ToolEffect, ToolInfo};
 use crate::cli::server_args::text;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -18,7 +18,7 @@ pub(in crate::cli::mcp) struct WriteFile {
 }
 
 impl Tool for WriteFile {
-    const ABOUT: About = About {
+    const ABOUT: ToolInfo = ToolInfo {
         name: "write_file",
         title: "Write a file",
         description: "Write a text file. Missing directories are made, and a file that is there is replaced.",
@@ -26,7 +26,7 @@ impl Tool for WriteFile {
         sandbox: Sandbox::Usual,
     };
 
-    async fn work(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
+    async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
         let _alone = place.session.edits.lock().await;
         let size = self.content.len();
         let written = place.put(&self.path, self.content).await?;
