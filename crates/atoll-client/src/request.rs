@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_a_name_is_it_stays_one_part_of_a_path() {
+    fn any_name_stays_one_path_segment() {
         assert_eq!(path(&["a/b", "tag:x", "ü?#"]), "/a%2Fb/tag:x/%C3%BC%3F%23");
         let target = query("/x", &[("path", "a b&c=d"), ("user", "root")]);
         assert_eq!(target, "/x?path=a%20b%26c%3Dd&user=root");

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_the_same_however_they_are_cut() {
+    fn events_do_not_depend_on_chunk_boundaries() {
         let text =
             b"id: 6\nevent: stdout\ndata: {\"text\":\"h\xc3\xa4\"}\n\nevent: ping\ndata: {}\n\n";
         let mut whole = Parser::default();

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_read_and_odd_ones_refused() {
+    fn valid_urls_parse_and_invalid_ones_fail() {
         let target: Target = "https://sandboxes.example.com/atoll/".parse().unwrap();
         assert_eq!(target.prefix, "/atoll");
         let (host, port) = ("sandboxes.example.com".into(), 443);

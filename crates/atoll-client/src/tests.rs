@@ -83,7 +83,7 @@ fn request(stream: &mut TcpStream) -> String {
 const GONE: &str = r#"{"error": "no such file", "code": "FILE_NOT_FOUND"}"#;
 
 #[tokio::test]
-async fn what_was_deleted_without_a_word_is_deleted() {
+async fn delete_after_a_lost_response_accepts_404() {
     for (before, done) in [
         (vec![Cut], true),
         (vec![], false),
@@ -108,7 +108,7 @@ async fn what_was_deleted_without_a_word_is_deleted() {
 }
 
 #[tokio::test]
-async fn a_command_is_started_by_one_key_however_often_it_is_asked_for() {
+async fn exec_start_retries_with_one_idempotency_key() {
     let begun = Say("201 Created", r#"{"execID": "exec_aaaaabbbbbcccccddddd"}"#);
     let (client, served) = server(vec![Cut, Cut, begun]);
     let body = json!({ "cmd": "true" });
@@ -121,7 +121,7 @@ async fn a_command_is_started_by_one_key_however_often_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_signal_that_may_have_come_is_sent_again_only_if_it_means_the_same() {
+async fn only_sigkill_is_retried_after_a_lost_response() {
     for (signal, script) in [
         (2, vec![Cut]),
         (15, vec![Cut]),
@@ -136,7 +136,7 @@ async fn a_signal_that_may_have_come_is_sent_again_only_if_it_means_the_same() {
 }
 
 #[tokio::test]
-async fn whoever_never_says_a_word_is_asked_once() {
+async fn silent_server_gets_no_retry_before_its_first_response() {
     let (client, served) = server(vec![Silence]);
     let request = Request::get("/sandboxes").deadline(Duration::from_secs(3));
     let error = client.send_buffered(&request).await.unwrap_err();
@@ -151,7 +151,7 @@ async fn whoever_never_says_a_word_is_asked_once() {
 }
 
 #[tokio::test]
-async fn a_list_is_every_part_of_it() {
+async fn list_follows_the_cursor_to_the_last_page() {
     let first = "200 OK\r\nx-next-cursor: a b&c";
     let (client, served) = server(vec![Say(first, "[1, 2]"), Say("200 OK", "[3]")]);
     let all = client.list("/things", &[("state", "new")]).await.unwrap();
@@ -163,7 +163,7 @@ async fn a_list_is_every_part_of_it() {
 }
 
 #[tokio::test]
-async fn a_tunnel_that_is_dead_ends() {
+async fn dead_tunnel_ends() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let served = std::thread::spawn(move || {

@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_processors_and_releases_are_read() {
+    fn cpu_lists_and_kernel_releases_parse() {
         assert_eq!(processors("0-2,5"), [0, 1, 2, 5]);
         assert_eq!(processors(""), []);
         assert_eq!(version("6.1.0-25-amd64"), (6, 1));

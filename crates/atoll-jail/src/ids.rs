@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_excludes_others_until_it_is_released_or_its_holder_is_gone() {
+    fn claim_is_exclusive_until_release_or_end_of_its_holder() {
         let path = std::env::temp_dir().join(format!("atoll-ids-{}", std::process::id()));
         let (one, other) = (
             Ranges::open(&path).expect("open"),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_claims_over_gives_up_those_that_nobody_inherits() {
+    fn takeover_releases_claims_that_are_not_inherited() {
         let path = std::env::temp_dir().join(format!("atoll-ids-left-{}", std::process::id()));
         let (one, other) = (
             Ranges::open(&path).expect("open"),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_found_by_the_id_it_begins_with() {
+    fn range_is_found_by_its_first_id() {
         let last = FIRST + (RANGES - 1) * COUNT;
         for base in [FIRST, FIRST + COUNT, last] {
             assert_eq!(Ranges::range_of(base).map(|range| range.base), Some(base));

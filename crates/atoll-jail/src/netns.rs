@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_thread_of_the_work_is_inside() {
+    fn within_changes_the_namespace_of_one_thread() {
         let before = current();
         let namespace = create().expect("namespace");
         let inside = within(namespace.as_fd(), current).expect("enter");
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_on_the_loopback_of_a_namespace_is_reached_and_no_other() {
+    fn connect_reaches_only_loopback_servers_of_the_namespace() {
         let namespace = create().expect("namespace");
         let listener = within(namespace.as_fd(), || {
             crate::sys::loopback_up().expect("loopback");

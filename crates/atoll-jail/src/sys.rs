@@ -355,7 +355,7 @@ impl Words {
         }
     }
 
-    fn told(&self) -> *const *const libc::c_char {
+    fn as_ptr(&self) -> *const *const libc::c_char {
         self.pointers[self.first..].as_ptr()
     }
 }
@@ -364,7 +364,7 @@ impl Words {
 /// that was put into the words must still be there.
 pub(crate) fn execute(path: &CStr, argv: &Words, environment: &Words) -> io::Error {
     // SAFETY: both arrays end with a null pointer and their strings outlive the call.
-    unsafe { libc::execve(path.as_ptr(), argv.told(), environment.told()) };
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), environment.as_ptr()) };
     io::Error::last_os_error()
 }
 

@@ -80,7 +80,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn a_line_is_read_with_its_escapes() {
+    fn mountinfo_line_is_unescaped() {
         let text = "\
 36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 shared:2 - ext3 /dev/root ro,errors=continue
 41 35 0:5 / /proc rw,nosuid - proc proc rw

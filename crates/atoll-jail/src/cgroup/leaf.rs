@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_not_used_again() {
+    fn unreadable_cgroup_events_count_as_populated() {
         let name = format!("atoll-leaf-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir(&directory).expect("a directory");

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_templates_user_and_root_need_no_passwd() {
+    fn template_user_and_root_need_no_passwd() {
         assert_eq!(
             check(""),
             Some((1000, 1000, vec![1000], "/home/user".into()))
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_first_name_that_is_listed() {
+    fn id_resolves_to_its_first_listed_name() {
         let text =
             "root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:\nann:x:1001:\n:x:7:\nbroken\nodd:x:-1:\n";
         let names = names(text);

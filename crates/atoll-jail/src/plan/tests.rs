@@ -369,7 +369,7 @@ fn a_host_that_cannot_isolate_is_refused_with_a_remedy() {
 }
 
 #[test]
-fn the_oldest_kernel_that_will_do_will_do() {
+fn oldest_supported_kernel_is_accepted() {
     let facts = Facts {
         kernel: OLDEST_KERNEL,
         ..facts()
@@ -378,14 +378,14 @@ fn the_oldest_kernel_that_will_do_will_do() {
 }
 
 #[test]
-fn a_plan_depends_on_nothing_but_its_arguments() {
+fn plan_depends_only_on_its_arguments() {
     assert_eq!(plan(&spec(), &facts()).ok(), plan(&spec(), &facts()).ok());
     assert!(plan(&spec(), &facts()).is_ok_and(|plan| plan.inside.filter.is_empty()));
     assert!(plan(&spec(), &facts()).is_ok_and(|plan| !plan.boot().filter.is_empty()));
 }
 
 #[test]
-fn a_size_is_what_the_plan_says_and_its_change_tells_what_differs() {
+fn size_matches_the_plan_and_its_difference_is_minimal() {
     let small = Spec {
         millicpus: 500,
         memory: 64 << 20,

@@ -162,19 +162,19 @@ fn verdict(policy: &SyscallPolicy, name: &str, arguments: &[u64]) -> String {
 }
 
 #[test]
-fn program_says_what_the_standard_policy_says() {
+fn program_decides_as_the_standard_policy() {
     check(&SyscallPolicy::standard().rules, all_numbers());
 }
 
 #[test]
-fn program_says_what_the_nesting_policy_says() {
+fn program_decides_as_the_nesting_policy() {
     let mut policy = SyscallPolicy::standard();
     policy.allow_user_namespaces();
     check(&policy.rules, all_numbers());
 }
 
 #[test]
-fn foreign_abis_and_unknown_numbers_answer_enosys() {
+fn foreign_abis_and_unknown_numbers_return_enosys() {
     let program = SyscallPolicy::standard().compile();
     for number in all_numbers() {
         let foreign = Data {
@@ -194,7 +194,7 @@ fn foreign_abis_and_unknown_numbers_answer_enosys() {
 }
 
 #[test]
-fn the_password_lets_clone3_pass_and_nothing_else() {
+fn password_permits_clone3_and_nothing_else() {
     let policy = SyscallPolicy::standard().compile();
     let password = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
     let filter = for_init(&policy, &password);
@@ -238,7 +238,7 @@ fn every_number_up_to_the_newest_is_decided_once() {
 }
 
 #[test]
-fn written_numbers_are_those_of_libc() {
+fn syscall_numbers_match_libc() {
     let known = [
         ("pidfd_send_signal", libc::SYS_pidfd_send_signal),
         ("io_uring_register", libc::SYS_io_uring_register),
@@ -277,7 +277,7 @@ fn nesting_changes_only_these_lines() {
 }
 
 #[test]
-fn conditions_cannot_be_passed_by_bits_the_kernel_cuts_off() {
+fn conditions_ignore_bits_that_the_kernel_truncates() {
     let policy = SyscallPolicy::standard();
     let high = 0xdead_0000_0000_0000u64;
     let cases: &[(&str, &[u64], &str)] = &[
@@ -359,7 +359,7 @@ fn search_is_short_and_the_program_small() {
 }
 
 #[test]
-fn bytes_come_back_as_the_program_or_not_at_all() {
+fn program_bytes_round_trip_and_invalid_ones_fail() {
     let program = SyscallPolicy::standard().compile();
     let bytes = to_bytes(&program);
     assert_eq!(from_bytes(&bytes), Some(program));
@@ -445,7 +445,7 @@ proptest! {
 
     /// Up to 300 calls at random numbers: large enough for jumps that need bridges.
     #[test]
-    fn program_says_what_random_rules_say(
+    fn program_decides_as_random_rules(
         rules in proptest::collection::btree_map(prop_oneof![0..600u32, any::<u32>()], rules(), 0..300),
         words in proptest::collection::vec(any::<[u64; 3]>(), 20),
     ) {
@@ -508,7 +508,7 @@ fn first_surprise(program: &[Instruction], probes: &[Probe]) -> Option<usize> {
 }
 
 #[test]
-fn kernel_takes_the_filter_and_answers_as_it_says() {
+fn kernel_accepts_and_enforces_the_filter() {
     const EPERM: i32 = libc::EPERM;
     let number = |name: &str| {
         i64::from(

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_gone_for_this_thread_and_what_it_starts() {
+    fn dropped_capabilities_are_gone_from_thread_and_children() {
         // One that tests have and nothing here needs.
         const SYS_TIME: u32 = 25;
         let work = || {

@@ -51,7 +51,7 @@ fn a_long_message_arrives_whole_with_its_descriptors_in_order() {
 }
 
 #[test]
-fn a_hostile_peer_hands_over_no_descriptors_and_no_long_messages() {
+fn hostile_peer_sends_neither_descriptors_nor_long_messages() {
     let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
     let (_reader, writer) = std::io::pipe().expect("pipe");
     let open = || std::fs::read_dir("/proc/self/fd").expect("fds").count();
@@ -75,14 +75,14 @@ fn a_hostile_peer_hands_over_no_descriptors_and_no_long_messages() {
 }
 
 #[test]
-fn a_lying_length_allocates_nothing() {
+fn false_length_allocates_nothing() {
     let mut bytes = vec![0];
     bytes.extend_from_slice(&u32::MAX.to_le_bytes());
     assert_eq!(FromHelper::from_bytes(&bytes), Err(DecodeError));
 }
 
 #[test]
-fn several_messages_in_one_go_arrive_one_by_one() {
+fn several_messages_in_one_write_arrive_separately() {
     let (server, inside) = super::pair::<ToInit, FromInit>().expect("two ends");
     let news = [
         FromInit::Started { request: 7, pid: 2 },
@@ -102,7 +102,7 @@ fn several_messages_in_one_go_arrive_one_by_one() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn decoding_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = FromInit::from_bytes(&bytes);
         let _ = FromHelper::from_bytes(&bytes);
         let _ = ToInit::from_bytes(&bytes);
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_decodes(path in prop::collection::vec(any::<u8>(), 0..99), n in any::<u64>(), yes in any::<bool>()) {
+    fn file_call_round_trips(path in prop::collection::vec(any::<u8>(), 0..99), n in any::<u64>(), yes in any::<bool>()) {
         let call = ToInit::File { request: n as u32, call: FileCall {
             user: "user".into(),
             authority: if yes { Authority::Root } else { Authority::User },
@@ -122,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_described_decodes(path in prop::collection::vec(any::<u8>(), 0..99), text in ".{0,99}", n in any::<u32>(), yes in any::<bool>()) {
+    fn file_details_round_trip(path in prop::collection::vec(any::<u8>(), 0..99), text in ".{0,99}", n in any::<u32>(), yes in any::<bool>()) {
         let entry = Entry {
             path: path.clone(), mode: n, uid: n, gid: 0, size: n.into(), modified: -1, link: path.clone(),
         };
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn a_size_and_its_answer_decode(text in ".{0,99}", processors in prop::collection::vec(any::<u32>(), 0..9), n in any::<u32>()) {
+    fn resize_and_its_reply_round_trip(text in ".{0,99}", processors in prop::collection::vec(any::<u32>(), 0..9), n in any::<u32>()) {
         let resize = ToInit::Resize {
             request: n,
             size: Size { views: vec![("meminfo".into(), text)], processors },

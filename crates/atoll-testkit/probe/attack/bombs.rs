@@ -40,7 +40,7 @@ fn forks(args: &Args) -> Outcome {
             }
         }
     }
-    told("fork", end, children.len() as i64);
+    report("fork", end, children.len() as i64);
     for child in &children {
         let _ = sys::kill(*child, 9);
     }
@@ -48,7 +48,7 @@ fn forks(args: &Args) -> Outcome {
     threads(most)
 }
 
-fn told(what: &str, end: Option<Errno>, count: i64) {
+fn report(what: &str, end: Option<Errno>, count: i64) {
     match end {
         Some(errno) => out::refused(what, errno, &format!("count={count}")),
         None => out::ok(what, &format!("count={count}")),
@@ -75,8 +75,8 @@ fn threads(most: i64) -> Outcome {
     };
     let ended = sys::wait_or_kill(child, Duration::from_mins(1));
     match (ended, shared.get(1)) {
-        (sys::Ended::Code(_), 0) => told("thread", None, shared.get(0)),
-        (sys::Ended::Code(_), errno) => told("thread", Some(Errno(errno as i32)), shared.get(0)),
+        (sys::Ended::Code(_), 0) => report("thread", None, shared.get(0)),
+        (sys::Ended::Code(_), errno) => report("thread", Some(Errno(errno as i32)), shared.get(0)),
         _ => out::say(&format!("thread {ended} count={}", shared.get(0))),
     }
     Ok(0)

@@ -20,7 +20,7 @@ fn state() -> Result<String, Errno> {
         .to_owned())
 }
 
-fn told(what: &str) {
+fn report_state(what: &str) {
     match state() {
         Ok(state) => out::ok(what, &format!("state={state}")),
         Err(errno) => out::refused(what, errno, ""),
@@ -110,7 +110,7 @@ fn handles() {
 }
 
 fn attack(_: &Args) -> Outcome {
-    told("before");
+    report_state("before");
     memory();
     handles();
     for number in (1..=64).filter(|number| ![32, 33].contains(number)) {
@@ -119,8 +119,8 @@ fn attack(_: &Args) -> Outcome {
             sys::kill(1, number),
         );
     }
-    told("after-signals");
+    report_state("after-signals");
     out::attempt("kill:-1:SIGKILL", sys::kill(-1, 9));
-    told("after-all");
+    report_state("after-all");
     Ok(0)
 }

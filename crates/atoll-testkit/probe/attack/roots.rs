@@ -13,7 +13,7 @@ pub(crate) const COMMANDS: &[Command] = &[Command::inside(
     escape,
 )];
 
-fn told(what: &str) {
+fn report_root(what: &str) {
     out::answer(what, &fs::metadata("/"), |about| {
         let mut names: Vec<_> = fs::read_dir("/")
             .into_iter()
@@ -32,7 +32,7 @@ fn told(what: &str) {
 }
 
 fn escape(_: &Args) -> Outcome {
-    told("root");
+    report_root("root");
     out::answer("dotdot", &fs::metadata("/../../../../.."), |about| {
         format!("dev={} ino={}", device(about.dev()), about.ino())
     });
@@ -52,7 +52,7 @@ fn escape(_: &Args) -> Outcome {
                 &what,
                 sys::call(nr::PIVOT_ROOT, &[sys::text(new), sys::text(old)]),
             ) {
-                told(&format!("{what}:root"));
+                report_root(&format!("{what}:root"));
             }
         });
     }
@@ -69,7 +69,7 @@ fn escape(_: &Args) -> Outcome {
             let _ = sys::call(nr::CHDIR, &[sys::text(c"..")]);
         }
         out::attempt("chroot:dot", sys::call(nr::CHROOT, &[sys::text(c".")]));
-        told("escaped");
+        report_root("escaped");
     });
     Ok(0)
 }

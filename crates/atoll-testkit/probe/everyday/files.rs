@@ -63,19 +63,19 @@ pub(crate) const COMMANDS: &[Command] = &[
     }),
 ];
 
-fn told<T>(path: &Path, answer: io::Result<T>) -> Result<T, String> {
+fn with_path<T>(path: &Path, answer: io::Result<T>) -> Result<T, String> {
     answer.map_err(|problem| format!("{}: {}", path.display(), Errno::of(&problem)))
 }
 
 fn done(args: &Args, work: fn(&Path) -> io::Result<()>) -> Outcome {
     let path = args.path(0, "PATH")?;
-    told(path, work(path))?;
+    with_path(path, work(path))?;
     Ok(0)
 }
 
 fn two(args: &Args, work: fn(&Path, &Path) -> io::Result<()>) -> Outcome {
     let path = args.path(1, "PATH")?;
-    told(path, work(args.path(0, "TARGET")?, path))?;
+    with_path(path, work(args.path(0, "TARGET")?, path))?;
     Ok(0)
 }
 
@@ -95,14 +95,14 @@ fn read(args: &Args) -> Outcome {
 
 fn write(args: &Args) -> Outcome {
     let path = args.path(0, "PATH")?;
-    told(path, fs::write(path, args.raw(1, "TEXT")?.as_bytes()))?;
+    with_path(path, fs::write(path, args.raw(1, "TEXT")?.as_bytes()))?;
     Ok(0)
 }
 
 fn make_file(args: &Args) -> Outcome {
     let path = args.path(0, "PATH")?;
     let mut pattern = stream::pattern(args.number(1, "BYTES")?);
-    told(
+    with_path(
         path,
         fs::File::create(path).and_then(|mut file| io::copy(&mut pattern, &mut file)),
     )?;
@@ -113,17 +113,17 @@ fn scribble(args: &Args) -> Outcome {
     let place = args.path(0, "DIRECTORY")?;
     let mut scribbles = stream::Scribbles::new(args.number(1, "SEED")?);
     let (there, end, stop) = (place.join("there"), place.join("end"), place.join("stop"));
-    let file = told(&there, fs::File::create_new(&there))?;
-    told(&there, file.set_len(stream::SCRIBBLED))?;
-    let mut added = told(
+    let file = with_path(&there, fs::File::create_new(&there))?;
+    with_path(&there, file.set_len(stream::SCRIBBLED))?;
+    let mut added = with_path(
         &end,
         fs::File::options().append(true).create_new(true).open(&end),
     )?;
     let (mut bytes, mut steps) = (Vec::new(), 0_u64);
     while fs::symlink_metadata(&stop).is_err() {
         let at = scribbles.step(&mut bytes);
-        told(&there, file.write_all_at(&bytes, at))?;
-        told(&end, added.write_all(stream::Scribbles::appended(&bytes)))?;
+        with_path(&there, file.write_all_at(&bytes, at))?;
+        with_path(&end, added.write_all(stream::Scribbles::appended(&bytes)))?;
         steps += 1;
     }
     out::say(&format!("steps {steps}"));
@@ -134,7 +134,7 @@ fn chmod(args: &Args) -> Outcome {
     let path = args.path(0, "PATH")?;
     let mode =
         u32::from_str_radix(args.text(1, "OCTAL")?, 8).map_err(|problem| problem.to_string())?;
-    told(
+    with_path(
         path,
         fs::set_permissions(path, fs::Permissions::from_mode(mode)),
     )?;
@@ -173,7 +173,7 @@ pub(crate) fn device(number: u64) -> String {
 
 fn stat(args: &Args) -> Outcome {
     let path = args.path(0, "PATH")?;
-    let about = told(path, fs::symlink_metadata(path))?;
+    let about = with_path(path, fs::symlink_metadata(path))?;
     let mut line = format!(
         "kind {} mode {:04o} uid {} gid {} size {} nlink {} dev {} ino {} rdev {} mtime {}.{:09}",
         kind(about.file_type()),
@@ -199,8 +199,8 @@ fn stat(args: &Args) -> Outcome {
 fn list(args: &Args) -> Outcome {
     let path = args.path(0, "PATH")?;
     let mut lines = Vec::new();
-    for entry in told(path, fs::read_dir(path))? {
-        let entry = told(path, entry)?;
+    for entry in with_path(path, fs::read_dir(path))? {
+        let entry = with_path(path, entry)?;
         let kind = entry.file_type().map_or("unknown", kind);
         lines.push(format!(
             "{} {kind}",

@@ -28,7 +28,7 @@ fn addresses(args: &Args) -> Result<Vec<SocketAddr>, String> {
     (0..args.all().len()).map(parse).collect()
 }
 
-fn told(what: &str, result: &io::Result<String>) {
+fn report(what: &str, result: &io::Result<String>) {
     match result {
         Ok(detail) => out::ok(what, detail),
         Err(error) if error.kind() == io::ErrorKind::TimedOut => out::refused(what, Errno(110), ""),
@@ -54,7 +54,7 @@ fn reach(address: &SocketAddr) -> io::Result<TcpStream> {
 fn connect(args: &Args) -> Outcome {
     for address in addresses(args)? {
         let reached = reach(&address).map(|_| String::new());
-        told(&address.to_string(), &reached);
+        report(&address.to_string(), &reached);
     }
     Ok(0)
 }
@@ -68,7 +68,7 @@ fn send(args: &Args) -> Outcome {
             socket.send(b"hello")?;
             socket.recv(&mut [0; 64]).map(|_| String::new())
         })();
-        told(&address.to_string(), &answer);
+        report(&address.to_string(), &answer);
     }
     Ok(0)
 }
@@ -109,7 +109,7 @@ fn ask(name: &str) -> io::Result<String> {
 fn resolve(args: &Args) -> Outcome {
     for index in 0..args.all().len() {
         let name = args.text(index, "NAME")?;
-        told(name, &ask(name));
+        report(name, &ask(name));
     }
     Ok(0)
 }
@@ -150,7 +150,7 @@ fn exhaust(args: &Args) -> Outcome {
         match TcpStream::connect_timeout(&address, PATIENCE) {
             Ok(stream) => held.push(stream),
             Err(error) => {
-                told("connect", &Err(error));
+                report("connect", &Err(error));
                 break;
             }
         }

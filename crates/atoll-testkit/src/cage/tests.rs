@@ -2,7 +2,7 @@ use super::Cage;
 use crate::{Scratch, mounts};
 
 #[test]
-fn disk_is_small_and_goes_away() {
+fn disk_has_its_size_and_is_removed() {
     let scratch = Scratch::new();
     let disk = Cage::disk(scratch.path(), 64 << 20);
     let point = disk.path().to_owned();

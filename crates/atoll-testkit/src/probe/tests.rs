@@ -12,7 +12,7 @@ fn call(words: &[&str]) -> Output {
     run(Command::new(probe()).args(words))
 }
 
-fn said(words: &[&str]) -> String {
+fn stdout_of(words: &[&str]) -> String {
     let output = call(words);
     assert!(output.status.success(), "{words:?}: {output:?}");
     String::from_utf8(output.stdout).expect("the probe prints text")
@@ -51,7 +51,7 @@ fn layer_has_the_probe_and_nothing_else() {
 
 #[test]
 fn words_streams_and_codes() {
-    assert_eq!(said(&["echo", "a", "b c"]), "a b c\n");
+    assert_eq!(stdout_of(&["echo", "a", "b c"]), "a b c\n");
     assert_eq!(call(&["err", "x"]).stderr, b"x\n");
     assert_eq!(call(&["false"]).status.code(), Some(1));
     assert_eq!(call(&["exit", "42"]).status.code(), Some(42));
@@ -68,11 +68,11 @@ fn words_streams_and_codes() {
     assert_eq!(cat.stdout, b"through");
     assert_eq!(call(&["no-such-command"]).status.code(), Some(1));
     assert!(
-        said(&["list"])
+        stdout_of(&["list"])
             .lines()
             .any(|line| line.starts_with("b01-syscalls "))
     );
-    assert!(said(&["args", "x y"]).ends_with("1 args\n2 x y\n"));
+    assert!(stdout_of(&["args", "x y"]).ends_with("1 args\n2 x y\n"));
 }
 
 #[test]
@@ -93,9 +93,9 @@ fn pattern_and_hash_are_the_same_on_both_sides() {
 }
 
 #[test]
-fn nothing_of_a_runtime_is_in_the_way() {
+fn probe_adds_no_descriptors_and_ignores_no_signals() {
     // The test runner may have leaked descriptors; the probe adds none.
-    let fds = said(&["fds"]);
+    let fds = stdout_of(&["fds"]);
     let numbers: Vec<_> = fds
         .lines()
         .filter_map(|line| line.split(' ').next())
@@ -109,7 +109,7 @@ fn nothing_of_a_runtime_is_in_the_way() {
         .env_clear()
         .env("ONLY", "this"));
     assert_eq!(env.stdout, b"ONLY=this\n");
-    let signals = said(&["signals"]);
+    let signals = stdout_of(&["signals"]);
     assert!(
         signals.starts_with("blocked\nignored") && !signals.contains("SIGPIPE"),
         "{signals}"
@@ -119,7 +119,7 @@ fn nothing_of_a_runtime_is_in_the_way() {
 }
 
 #[test]
-fn facts_are_told() {
+fn probe_prints_process_facts() {
     let directory = Scratch::new();
     let pwd = run(Command::new(probe())
         .arg("pwd")
@@ -128,70 +128,73 @@ fn facts_are_told() {
         String::from_utf8_lossy(&pwd.stdout).trim_end(),
         directory.path().to_string_lossy()
     );
-    assert!(said(&["id"]).starts_with("uid "));
-    assert_eq!(said(&["ppid"]).trim_end(), std::process::id().to_string());
-    assert!(said(&["sid"]).contains(" sid "));
+    assert!(stdout_of(&["id"]).starts_with("uid "));
+    assert_eq!(
+        stdout_of(&["ppid"]).trim_end(),
+        std::process::id().to_string()
+    );
+    assert!(stdout_of(&["sid"]).contains(" sid "));
     assert!(
-        said(&["nproc"])
+        stdout_of(&["nproc"])
             .trim_end()
             .parse::<u32>()
             .is_ok_and(|count| count > 0)
     );
     assert!(
-        said(&["meminfo"])
+        stdout_of(&["meminfo"])
             .lines()
             .any(|line| line.starts_with("MemTotal "))
     );
     assert!(
-        said(&["limits"])
+        stdout_of(&["limits"])
             .lines()
             .any(|line| line.starts_with("nofile "))
     );
-    assert!(said(&["tty"]).starts_with("fd 0 not-a-tty\n"));
-    assert!(!said(&["hostname"]).is_empty());
-    assert_eq!(said(&["umask"]).len(), 5);
-    assert!(said(&["spin", "0.01", "2"]).starts_with("turns "));
-    said(&["sleep", "0.001"]);
+    assert!(stdout_of(&["tty"]).starts_with("fd 0 not-a-tty\n"));
+    assert!(!stdout_of(&["hostname"]).is_empty());
+    assert_eq!(stdout_of(&["umask"]).len(), 5);
+    assert!(stdout_of(&["spin", "0.01", "2"]).starts_with("turns "));
+    stdout_of(&["sleep", "0.001"]);
 }
 
 #[test]
 fn files_are_made_and_read() {
     let scratch = Scratch::new();
     let name = |name: &str| scratch.join(name).to_string_lossy().into_owned();
-    said(&["write", &name("a"), "text"]);
-    assert_eq!(said(&["read", &name("a")]), "text");
-    said(&["mkfile", &name("big"), "100000"]);
+    stdout_of(&["write", &name("a"), "text"]);
+    assert_eq!(stdout_of(&["read", &name("a")]), "text");
+    stdout_of(&["mkfile", &name("big"), "100000"]);
     assert_eq!(
         std::fs::read(name("big")).expect("it is there"),
         pattern(100_000).to_vec()
     );
-    said(&["touch", &name("t")]);
-    said(&["link", "a", &name("l")]);
-    said(&["hardlink", &name("a"), &name("h")]);
-    said(&["fifo", &name("f")]);
-    said(&["socket", &name("s")]);
-    said(&["mkdir", &name("d")]);
-    said(&["chmod", &name("t"), "4711"]);
-    assert!(said(&["stat", &name("t")]).starts_with("kind regular mode 4711 "));
-    assert!(said(&["stat", &name("l")]).ends_with(" target a\n"));
+    stdout_of(&["touch", &name("t")]);
+    stdout_of(&["link", "a", &name("l")]);
+    stdout_of(&["hardlink", &name("a"), &name("h")]);
+    stdout_of(&["fifo", &name("f")]);
+    stdout_of(&["socket", &name("s")]);
+    stdout_of(&["mkdir", &name("d")]);
+    stdout_of(&["chmod", &name("t"), "4711"]);
+    assert!(stdout_of(&["stat", &name("t")]).starts_with("kind regular mode 4711 "));
+    assert!(stdout_of(&["stat", &name("l")]).ends_with(" target a\n"));
     let listing =
         "a regular\nbig regular\nd directory\nf fifo\nh regular\nl symlink\ns socket\nt regular\n";
     assert_eq!(
-        said(&["ls", scratch.path().to_str().expect("text")]),
+        stdout_of(&["ls", scratch.path().to_str().expect("text")]),
         listing
     );
-    said(&["move", &name("t"), &name("u")]);
-    said(&["remove", &name("d")]);
+    stdout_of(&["move", &name("t"), &name("u")]);
+    stdout_of(&["remove", &name("d")]);
     let missing = call(&["read", &name("none")]);
     assert_eq!(missing.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&missing.stderr).ends_with(": ENOENT\n"));
 }
 
 #[test]
-fn daemon_stays_and_tree_grows() {
+fn daemon_keeps_running_and_process_tree_grows() {
     let scratch = Scratch::new();
     let pidfile = scratch.join("pid");
-    let line = said(&["daemon", "30", pidfile.to_str().expect("text")]);
+    let line = stdout_of(&["daemon", "30", pidfile.to_str().expect("text")]);
     let pid = line.trim_end().strip_prefix("pid ").expect("its form");
     assert_eq!(
         std::fs::read_to_string(pidfile)
@@ -206,7 +209,7 @@ fn daemon_stays_and_tree_grows() {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .map_or(true, |stat| stat.contains(") Z "))
     });
-    let tree = said(&["tree-of-processes", "7", "0.05"]);
+    let tree = stdout_of(&["tree-of-processes", "7", "0.05"]);
     assert_eq!(
         tree.lines()
             .filter(|line| line.starts_with("process "))
@@ -303,7 +306,7 @@ fn result<'a>(found: &'a [Attempt], what: &str) -> &'a Attempt {
 }
 
 #[test]
-fn attacks_speak_their_form() {
+fn attack_output_has_its_format() {
     for name in [
         "a01-cwd-fd",
         "a02-fds",
@@ -334,7 +337,7 @@ fn attacks_speak_their_form() {
 }
 
 #[test]
-fn every_syscall_number_gets_an_answer() {
+fn every_syscall_number_has_a_result() {
     let found = attack(&["b01-syscalls"]);
     for number in 0..=600 {
         result(&found, &format!("x64:{number}"));
@@ -347,7 +350,7 @@ fn every_syscall_number_gets_an_answer() {
 }
 
 #[test]
-fn bombs_and_hogs_stop_where_told() {
+fn bombs_and_hogs_stop_at_their_argument() {
     let bomb = attack(&["c01-forkbomb", "50"]);
     assert_eq!(result(&bomb, "fork").value("count"), Some("50"));
     assert_eq!(result(&bomb, "thread").value("count"), Some("50"));

@@ -4,7 +4,7 @@ use super::*;
 use crate::Scratch;
 
 #[test]
-fn what_was_synced_outlasts_every_cut_and_the_rest_may_not() {
+fn synced_files_survive_every_cut_and_others_may_not() {
     let scratch = Scratch::new();
     let recorder = Recorder::new(scratch.path(), 32 << 20);
     let synced = |name: &str| {

@@ -6,7 +6,7 @@ use super::{run_within, wait_for};
 use crate::probe;
 
 #[test]
-fn condition_that_never_comes_names_itself() {
+fn timeout_names_the_unmet_condition() {
     let failure = catch_unwind(|| wait_for("rain", Duration::from_millis(5), || false))
         .expect_err("it panics");
     assert!(
@@ -41,7 +41,7 @@ fn command_that_hangs_is_killed() {
 }
 
 #[test]
-fn output_held_open_is_told() {
+fn inherited_output_pipe_is_reported() {
     let failure = catch_unwind(|| {
         run_within(
             Command::new(probe()).args(["daemon", "12", "hold"]),

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_are_read_once_each_and_without_the_text_beside_them() {
+    fn certificates_are_deduplicated_without_surrounding_text() {
         let ((one, _), (other, _)) = (certificate(), certificate());
         let found = try_file(&format!("# a comment\n{one}{other}{one}")).expect("two");
         assert_eq!(found.len(), 2);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_list_of_certificates_is_refused_by_name() {
+    fn invalid_certificate_file_is_refused_by_name() {
         let (one, key) = certificate();
         let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         for (text, problem) in [

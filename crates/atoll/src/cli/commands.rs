@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_says_how_a_command_ended() {
+    fn state_contains_exit_code_or_signal() {
         for (command, expected) in [
             (json!({ "state": "running" }), "running"),
             (json!({ "state": "exited", "exitCode": 3 }), "exited (3)"),

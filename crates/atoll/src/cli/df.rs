@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prepared_sandboxes_are_one_row_of_their_instance() {
+    fn prepared_sandboxes_are_one_row_per_instance() {
         let line = |instance: &str, pooled| SandboxUsage {
             instance: instance.into(),
             id: atoll_model::SandboxId::random(),

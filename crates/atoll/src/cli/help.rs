@@ -88,7 +88,7 @@ fn the_sandbox_comes_first() {
 }
 
 #[test]
-fn aliases_that_people_try_are_commands() {
+fn common_aliases_are_commands() {
     for (words, name) in [
         ("ps", "ls"),
         ("new", "create"),

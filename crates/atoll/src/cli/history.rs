@@ -208,7 +208,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_name_is_that_of_the_newest_and_a_beginning_of_one_alone() {
+    fn name_selects_the_newest_and_id_prefix_must_be_unique() {
         let all = [
             json!({ "sandboxID": "iaaa1", "alias": "web" }),
             json!({ "sandboxID": "iaaa2" }),

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn remedies_name_commands_that_exist_and_no_routes() {
+    fn remedies_name_existing_commands_and_no_routes() {
         let by_code = BY_CODE.iter().map(|(_, remedy)| *remedy);
         let mut count = 0;
         for remedy in by_code.chain([

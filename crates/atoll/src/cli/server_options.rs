@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_found_behind_the_options() {
+    fn command_is_found_after_options() {
         for (line, word) in [
             ("run ls", Some("run")),
             ("--url exec run", Some("run")),

@@ -124,7 +124,7 @@ const IMPOSSIBLE: &[(&str, &str)] = &[
     clippy::print_stdout,
     reason = "the list is for whoever reads the test run"
 )]
-fn what_cannot_be_shown_is_listed_with_its_reason() {
+fn cases_without_a_control_are_listed_with_their_reason() {
     for (attack, reason) in IMPOSSIBLE {
         println!("{attack}\n    {reason}");
     }

@@ -89,7 +89,7 @@ fn serving(data: &Path, authorities: &[&Authority]) -> Config {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_sandbox_trusts_the_operators_authorities() {
+async fn every_sandbox_trusts_the_configured_authorities() {
     tokio::task::spawn_blocking(harness::templates)
         .await
         .unwrap();

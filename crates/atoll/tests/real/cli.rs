@@ -57,7 +57,7 @@ pub fn told(output: &Output) -> String {
 }
 
 #[test]
-fn doctor_finds_this_host_able_and_says_so_in_json_too() {
+fn doctor_accepts_this_host_as_text_and_json() {
     // It would turn this machine's own forwarding on.
     let host = atoll_jail::netns::create().unwrap();
     let doctor = |words: &[&str]| atoll_jail::netns::within(host.as_fd(), || done(words)).unwrap();
@@ -97,7 +97,7 @@ fn doctor_uses_the_templates_that_the_environment_names() {
 
 /// ramfs never could; on some kernels tmpfs cannot either.
 #[test]
-fn a_file_system_that_cannot_map_ids_is_told_with_a_remedy() {
+fn a_file_system_without_id_mapping_is_reported_with_a_remedy() {
     let scratch = Scratch::new();
     let data = scratch.join("data");
     std::fs::create_dir(&data).unwrap();
@@ -120,7 +120,7 @@ fn a_file_system_that_cannot_map_ids_is_told_with_a_remedy() {
 }
 
 #[test]
-fn without_root_doctor_fails_and_run_says_why() {
+fn doctor_and_run_without_root_fail_with_the_reason() {
     let scratch = Scratch::new();
     // The binary must be accessible to an unprivileged user.
     let copy = scratch.join("atoll");

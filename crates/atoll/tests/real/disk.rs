@@ -91,7 +91,7 @@ const GREED: [(&str, &str, &str); 7] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_that_is_full_is_full_alone() {
+async fn full_sandbox_leaves_others_their_space() {
     let scratch = Scratch::new();
     let world = open(&data(scratch.path()), Storage::Image).await;
     let neighbour = world.create().await;
@@ -114,7 +114,7 @@ async fn a_sandbox_that_is_full_is_full_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_removed_in_a_full_sandbox_is_room_again() {
+async fn removed_files_free_space_in_a_full_sandbox() {
     let scratch = Scratch::new();
     let world = open(&data(scratch.path()), Storage::Image).await;
     let id = limited(&world, 32 * MIB).await;
@@ -125,7 +125,7 @@ async fn what_is_removed_in_a_full_sandbox_is_room_again() {
 
 /// Control: the same commands without an image exceed the limit, so the image enforces it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_plain_directories_a_limit_is_advisory_and_another_is_refused() {
+async fn plain_storage_has_advisory_limits_and_refuses_others() {
     let scratch = Scratch::new();
     let disk = atoll_testkit::Cage::disk(scratch.path(), 2 << 30);
     let world = open(&data(disk.path()), Storage::Plain).await;
@@ -207,7 +207,7 @@ async fn a_file_of_sixteen_terabytes_is_refused_or_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_trees_are_deleted_and_their_room_comes_back() {
+async fn unusual_trees_are_deleted_and_free_their_space() {
     let scratch = Scratch::new();
     let data = data(scratch.path());
     let world = open(&data, Storage::Image).await;
@@ -243,7 +243,7 @@ print('deep')";
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_used_is_told_on_both_and_an_embryo_gets_the_limit_too() {
+async fn disk_usage_and_embryo_limits_work_on_both_storages() {
     let scratch = Scratch::new();
     for storage in [Storage::Plain, Storage::Image] {
         let data = data(scratch.path());

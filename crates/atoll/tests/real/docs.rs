@@ -70,7 +70,7 @@ fn alike(shown: &[String], got: &[&str]) -> bool {
 }
 
 #[tokio::test]
-async fn every_example_of_the_documents_does_what_it_shows() {
+async fn every_example_of_the_docs_gives_its_shown_output() {
     World::open().await.close().await;
     let mut count = 0;
     for document in documents() {

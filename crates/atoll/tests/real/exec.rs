@@ -114,7 +114,7 @@ async fn programs_are_looked_up_in_path() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_program_is_told_with_127() {
+async fn a_missing_program_exits_with_127() {
     in_both(async |world, id| {
         for program in [
             "/nowhere/at-all",
@@ -137,7 +137,7 @@ async fn a_missing_program_is_told_with_127() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_executed_is_told_with_126() {
+async fn non_executable_file_exits_with_126() {
     in_both(async |world, id| {
         said(&world.probe(id, "root", &["write", "/plain", "text"]).await);
         for program in ["/plain", "/", "/proc"] {
@@ -151,7 +151,7 @@ async fn what_cannot_be_executed_is_told_with_126() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_without_a_first_line_is_the_shells() {
+async fn script_without_shebang_is_run_by_sh() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let text = ["write", "/script", "echo \"from a script: $1\"\n"];
@@ -180,7 +180,7 @@ fn names(text: &str) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_environment_has_nothing_of_the_hosts() {
+async fn environment_has_no_variables_of_the_host() {
     in_both(async |world, id| {
         let done = world.exec(id, probe_spec(&["env"])).await;
         let built_in = [
@@ -213,7 +213,7 @@ async fn the_environment_has_nothing_of_the_hosts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_call_wins_over_the_sandbox_and_the_sandbox_over_the_template() {
+async fn exec_overrides_sandbox_and_sandbox_overrides_template() {
     let scratch = Scratch::new();
     static_layer(&scratch.join("tree"));
     private(&scratch.join("data"));
@@ -281,7 +281,7 @@ async fn a_nul_byte_is_refused_by_the_name_of_its_field() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_working_directory_is_home_or_what_was_asked_for() {
+async fn working_directory_is_home_or_the_requested_one() {
     in_both(async |world, id| {
         said(&world.probe(id, "", &["mkdir", "/home/user/work"]).await);
         said(
@@ -309,7 +309,7 @@ async fn the_working_directory_is_home_or_what_was_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_home_that_is_missing_is_the_root_directory() {
+async fn missing_home_falls_back_to_the_root_directory() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     assert_eq!(said(&world.probe(&id, "user", &["pwd"]).await), "/\n");

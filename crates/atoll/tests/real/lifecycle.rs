@@ -208,7 +208,7 @@ async fn twenty_are_made_and_deleted_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_close_leaves_nothing() {
+async fn a_close_leaves_no_residue() {
     let world = World::open().await;
     let tag = world.runtime.tag().to_owned();
     let mut pids = Vec::new();
@@ -229,7 +229,7 @@ async fn a_close_leaves_nothing() {
 
 /// Older kernels ask for it, newer ones take it: so it is tested on both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn layers_that_are_attached_for_a_moment_are_seen_by_nobody() {
+async fn briefly_attached_layers_are_invisible_to_other_sandboxes() {
     let table = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let world = World::open_with(|plan| plan.layers = Layers::Attached).await;
     let own = data().to_string_lossy().into_owned();
@@ -308,7 +308,7 @@ async fn a_caller_that_goes_away_does_not_stop_a_delete() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_keeper_is_told_as_the_end_of_its_sandboxes() {
+async fn dead_keeper_is_reported_as_the_end_of_its_sandboxes() {
     let world = World::open().await;
     let tag = world.runtime.tag().to_owned();
     let id = world.sandbox(Kind::Static).await;
@@ -376,7 +376,7 @@ async fn a_delete_ends_a_process_that_waits_uninterruptibly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_pid_1_is_told_as_the_end_of_its_sandbox_alone() {
+async fn killed_pid_1_is_reported_as_the_end_of_one_sandbox() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let other = world.sandbox(Kind::Static).await;
@@ -400,7 +400,7 @@ async fn a_killed_pid_1_is_told_as_the_end_of_its_sandbox_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_files_of_a_kept_sandbox_stay() {
+async fn files_of_a_kept_sandbox_remain() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     said(&world.probe(&id, "root", &["write", "/kept", "text"]).await);
@@ -448,7 +448,7 @@ fn tags(data: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_a_killed_run_left_is_collected() {
+fn residue_of_a_killed_run_is_collected() {
     let scratch = Scratch::new();
     let data = small(&scratch);
     let mut run = Command::new(binary())

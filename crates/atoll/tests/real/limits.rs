@@ -28,7 +28,7 @@ fn limited(cpus: u32, memory: u64) -> impl FnOnce(&mut SandboxSpec) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn programs_are_told_the_sandboxs_size() {
+async fn programs_see_the_size_of_the_sandbox() {
     let world = World::open().await;
     let host = world.runtime.facts().processors.len();
     for kind in KINDS {
@@ -57,7 +57,7 @@ async fn programs_are_told_the_sandboxs_size() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_systems_own_tools_agree() {
+async fn system_tools_report_the_same_limits() {
     let world = World::open().await;
     let id = world
         .sandbox_spec(Kind::Base, limited(500, 256 << 20))
@@ -110,7 +110,7 @@ async fn usage_grows_with_use_and_falls_after() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_a_processor_is_half_a_processor() {
+async fn half_a_processor_gives_half_the_cpu_time() {
     let world = World::open().await;
     let id = world
         .sandbox_spec(Kind::Static, limited(500, 256 << 20))
@@ -132,7 +132,7 @@ async fn half_a_processor_is_half_a_processor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_memory_than_allowed_ends_the_command_and_is_told() {
+async fn memory_over_the_limit_ends_the_command_with_the_reason() {
     let world = World::open().await;
     for kind in KINDS {
         let id = world.sandbox_spec(kind, limited(1000, 64 << 20)).await;
@@ -153,7 +153,7 @@ async fn more_memory_than_allowed_ends_the_command_and_is_told() {
 
 /// A new program shares PID 1's memory until exec: the OOM killer must not count that memory as the program's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_whose_memory_is_always_full_lives_on() {
+async fn sandbox_with_permanently_full_memory_survives() {
     let world = World::open().await;
     let id = world
         .sandbox_spec(Kind::Base, limited(2000, 64 << 20))
@@ -262,7 +262,7 @@ async fn refused(world: &World, change: impl FnOnce(&mut SandboxSpec)) -> Error 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_size_out_of_range_is_named_and_nothing_is_made() {
+async fn size_out_of_range_is_named_and_nothing_is_created() {
     let world = World::open().await;
     let least = Limits::MIN;
     let most = Limits::MAX;
@@ -318,7 +318,7 @@ async fn a_size_out_of_range_is_named_and_nothing_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_template_is_named_with_those_that_are_known() {
+async fn unknown_template_is_refused_with_the_known_ones() {
     let world = World::open().await;
     for name in ["no-such-template", "../base", "", ".lock"] {
         let error = refused(&world, |spec| spec.template = name.into()).await;
@@ -332,7 +332,7 @@ async fn an_unknown_template_is_named_with_those_that_are_known() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_variable_that_cannot_be_is_named_and_nothing_is_made() {
+async fn invalid_variable_is_named_and_nothing_is_created() {
     let world = World::open().await;
     for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "x\0y")] {
         let set = |spec: &mut SandboxSpec| {
@@ -396,7 +396,7 @@ async fn a_directory_and_a_file_of_the_host_are_shown_read_only() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mount_that_cannot_be_is_named() {
+async fn invalid_mount_is_refused_by_name() {
     let scratch = Scratch::new();
     let world = World::open().await;
     let missing = scratch.join("missing");

@@ -52,7 +52,7 @@ fn policy(allow: &[&str], deny: &[&str], default: PolicyAction) -> NetworkPolicy
 }
 
 #[test]
-fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() {
+fn e01_only_public_addresses_are_reached() {
     Scene::with(async |_| {
         let world = world().await;
         let neighbour = world.sandbox_spec(Kind::Static, internet).await;
@@ -158,7 +158,7 @@ fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() 
 }
 
 #[test]
-fn names_that_point_inside_are_not_told() {
+fn names_of_refused_addresses_do_not_resolve() {
     Scene::with(async |_| {
         let world = world().await;
         for kind in KINDS {
@@ -180,7 +180,7 @@ fn names_that_point_inside_are_not_told() {
 }
 
 #[test]
-fn without_a_network_there_is_a_loopback_whose_servers_can_be_reached() {
+fn sandbox_without_network_has_a_reachable_loopback() {
     Scene::with(async |_| {
         let world = world().await;
         for kind in KINDS {
@@ -225,7 +225,7 @@ fn without_a_network_there_is_a_loopback_whose_servers_can_be_reached() {
 }
 
 #[test]
-fn e12_a_policy_is_obeyed_from_the_start_and_a_change_cuts_what_it_forbids() {
+fn e12_policy_holds_from_the_start_and_changes_cut_connections() {
     Scene::with(async |scene| {
         let world = world().await;
         let strict = policy(&["1.1.1.1"], &[], PolicyAction::Deny);
@@ -279,7 +279,7 @@ fn e12_a_policy_is_obeyed_from_the_start_and_a_change_cuts_what_it_forbids() {
 }
 
 #[test]
-fn a_stopped_sandbox_has_no_link_and_a_started_one_has_another() {
+fn stopped_sandbox_has_no_link_and_gets_a_new_one_on_start() {
     Scene::with(async |_| {
         let world = world().await;
         for kind in KINDS {
@@ -309,7 +309,7 @@ fn a_stopped_sandbox_has_no_link_and_a_started_one_has_another() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_leaves_nothing() {
+fn invalid_network_specs_are_refused_without_residue() {
     Scene::with(async |_| {
         let world = world().await;
         let create = async |change: &dyn Fn(&mut SandboxSpec)| {
@@ -334,7 +334,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_host_that_drops_what_is_forwarded_is_found_out() {
+fn host_that_drops_forwarded_packets_is_detected() {
     Scene::with(async |_| {
         let prove = async || {
             let world = world().await;

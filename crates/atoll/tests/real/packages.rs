@@ -197,7 +197,7 @@ fn make(root: &Path, name: &str, text: &str, mode: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn private_files_of_the_host_are_not_in_base() {
+async fn base_has_no_private_files_of_the_host() {
     let scratch = Scratch::new();
     let host = scratch.join("host");
     make(&host, "usr/local/bin/tool", "for all", 0o755);

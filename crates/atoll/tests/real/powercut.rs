@@ -283,12 +283,12 @@ async fn boot(recorder: &Recorder, promises: &[(usize, Promise)], position: usiz
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_is_there_after_every_power_cut() {
+async fn acknowledged_changes_survive_every_power_cut() {
     power_cuts(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_is_there_after_other_power_cuts() {
+async fn acknowledged_changes_survive_power_cuts_of_a_second_seed() {
     power_cuts(2).await;
 }
 

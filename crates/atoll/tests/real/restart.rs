@@ -142,7 +142,7 @@ pub fn keeper(tag: &str) -> Option<i32> {
 fn serve(job: &str, place: &Place, words: &[(&str, &str)]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "restart::as_a_server", "--nocapture"])
+        .args(["--exact", "restart::server_process", "--nocapture"])
         .env("ATOLL_TEST_SERVER", job)
         .env("ATOLL_TEST_DATA", place.data())
         .stdin(Stdio::null())
@@ -178,7 +178,7 @@ fn kill(child: &mut Child) {
 
 /// No test of its own: what [`serve`] runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn as_a_server() {
+async fn server_process() {
     let Ok(job) = std::env::var("ATOLL_TEST_SERVER") else {
         return;
     };
@@ -224,7 +224,7 @@ async fn watched(runtime: &LocalRuntime) {
 
 /// Its screen is rebuilt from the log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_joins_after_a_kill_sees_what_was_shown_before() {
+async fn terminal_client_after_a_kill_sees_the_previous_screen() {
     let place = Place::new();
     let file = place.file("made");
     let words = [("FILE", &*file.to_string_lossy())];
@@ -259,7 +259,7 @@ async fn after_a_kill(place: &Place, count: usize) -> LocalRuntime {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_and_their_commands_go_on_after_a_kill() {
+async fn sandboxes_and_their_commands_continue_after_a_kill() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 3).await;
     let all = runtime.list();
@@ -345,7 +345,7 @@ async fn files_survive_stop_and_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_sandbox_stands_still_across_a_kill() {
+async fn a_paused_sandbox_stays_paused_across_a_kill() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 1).await;
     let id = runtime.list()[0].id.clone();
@@ -402,7 +402,7 @@ async fn a_deadline_waits_while_the_sandbox_is_paused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_their_keeper_sandboxes_are_stopped_and_their_files_there() {
+async fn sandboxes_without_a_keeper_are_stopped_and_keep_files() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let tag = runtime.tag().to_owned();
@@ -440,7 +440,7 @@ async fn without_their_keeper_sandboxes_are_stopped_and_their_files_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_understood_is_set_aside_and_what_was_never_told_is_removed() {
+async fn invalid_records_are_quarantined_and_incomplete_ones_removed() {
     let place = Place::new();
     let runtime = place.open().await;
     let keep = runtime.create(spec()).await.unwrap().id;
@@ -466,7 +466,7 @@ async fn what_cannot_be_understood_is_set_aside_and_what_was_never_told_is_remov
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_is_taken_once_whoever_writes_it() {
+async fn input_offset_deduplicates_writes_of_all_clients() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
@@ -503,7 +503,7 @@ async fn input_is_taken_once_whoever_writes_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_that_did_not_begin_leave_nothing_with_the_keeper() {
+async fn commands_that_did_not_start_leave_nothing_in_the_keeper() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;

@@ -41,7 +41,7 @@ async fn until(output: &mut OutputReader, text: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_has_a_terminal_of_the_asked_size_that_is_its_own() {
+async fn command_has_its_own_terminal_of_the_requested_size() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let line = "tty; stty size; echo $TERM; ls -l $(tty) | cut -c1-10; stat -c '%U %G' $(tty); test -t 2 && echo err; cat < /dev/tty";
@@ -77,7 +77,7 @@ async fn keys_are_signals_and_the_last_size_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn several_terminals_and_several_clients_on_one() {
+async fn several_terminals_and_several_clients_per_terminal() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let one = start(&world.runtime, &id, "cat").await;
@@ -185,7 +185,7 @@ async fn rest(bytes: &mut Vec<u8>, output: &mut OutputReader) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_joins_late_sees_what_the_others_see() {
+async fn late_terminal_client_sees_the_current_screen() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let mut watched = Watched::new(Watched::start(&world.runtime, &id).await);
@@ -197,7 +197,7 @@ async fn whoever_joins_late_sees_what_the_others_see() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn terminals_are_given_back() {
+async fn terminals_are_released() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     for _ in 0..300 {

@@ -207,7 +207,7 @@ async fn end(world: &World, id: &SandboxId) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_call_works_although_everything_inside_was_stopped() {
+async fn every_call_works_after_all_processes_were_stopped() {
     let world = impatient().await;
     for stopper in ["root", "user"] {
         let id = world.sandbox(Kind::Base).await;
@@ -228,7 +228,7 @@ async fn every_call_works_although_everything_inside_was_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_call_comes_back_although_everything_inside_is_stopped_all_the_time() {
+async fn every_call_returns_while_all_processes_are_kept_stopped() {
     let world = impatient().await;
     let neighbour = world.sandbox(Kind::Base).await;
     let id = world.sandbox(Kind::Base).await;
@@ -255,7 +255,7 @@ async fn every_call_comes_back_although_everything_inside_is_stopped_all_the_tim
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_call_comes_back_from_a_paused_sandbox() {
+async fn every_call_returns_on_a_paused_sandbox() {
     let world = impatient().await;
     let runtime = &world.runtime;
     let id = world.sandbox(Kind::Base).await;
@@ -326,7 +326,7 @@ async fn every_call_comes_back_from_a_paused_sandbox() {
 
 /// A command that is about to begin as its sandbox is paused begins, or is refused and never begins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_meets_a_pause_begins_or_is_refused() {
+async fn a_command_during_a_pause_starts_or_is_refused() {
     let world = impatient().await;
     let runtime = &world.runtime;
     let id = world.sandbox(Kind::Static).await;

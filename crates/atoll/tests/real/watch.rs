@@ -149,7 +149,7 @@ async fn watch(world: &World, id: &SandboxId, path: &str, options: WatchOptions)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_kind_of_event_is_told() {
+async fn each_kind_of_event_is_reported() {
     in_both(async |world, id| {
         mkdir(world, id, "/w/below").await;
         let mut told = watch(world, id, "/w", USUAL).await;
@@ -225,7 +225,7 @@ async fn an_upload_of_a_new_file_is_a_create_and_a_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_watched_is_told() {
+async fn unwatchable_paths_are_refused() {
     in_both(async |world, id| {
         mkdir(world, id, "/w/closed").await;
         let (runtime, root) = (&world.runtime, RunAs::root());
@@ -253,7 +253,7 @@ async fn what_cannot_be_watched_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_goes_ends_its_watch() {
+async fn removed_directory_ends_its_watch() {
     in_both(async |world, id| {
         let root = RunAs::root();
         for moved in [false, true] {
@@ -275,7 +275,7 @@ async fn a_directory_that_goes_ends_its_watch() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_sees_what_an_ended_command_did() {
+async fn drain_returns_events_of_an_ended_command() {
     in_both(async |world, id| {
         mkdir(world, id, "/w/a/b/c").await;
         let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
@@ -320,7 +320,7 @@ async fn a_dropped_watch_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_has_sixty_four_watches_and_places_come_back() {
+async fn sandbox_has_sixty_four_watches_and_reuses_freed_ones() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let caller = RunAs::default();

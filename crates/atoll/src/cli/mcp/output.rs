@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_something_long_both_ends_are_told_and_how_much_is_between() {
+    fn long_output_keeps_both_ends_and_counts_the_rest() {
         let mut ends = HeadAndTail::default();
         ends.push(b"short");
         assert_eq!((ends.text().as_str(), ends.left_out()), ("short", 0));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn letters_are_not_torn() {
+    fn truncation_keeps_characters_whole() {
         let mut ends = HeadAndTail::default();
         ends.push("ü".repeat(50_000).as_bytes());
         ends.push(b"!");

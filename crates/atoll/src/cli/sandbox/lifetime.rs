@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn the_column_names_time_and_action() {
+    fn timeout_column_has_time_and_action() {
         let day = 86_400;
         let running = json!({
             "state": "running", "endAt": after(3 * day + 60), "onTimeout": "stop", "onIdle": "pause",
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_notice_says_what_becomes_of_the_files() {
+    fn notice_states_whether_files_are_kept() {
         let mut sandbox = json!({
             "sandboxID": "i0", "alias": "web", "timeout": 3600, "onTimeout": "stop",
         });

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_has_all_rules_and_no_option_is_no_change() {
+    fn update_sends_all_rules_and_no_option_sends_none() {
         let body = |line: &str| {
             let words = format!("network web {line}");
             Line::parse_from(words.split_whitespace()).rules.body()
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_shown_a_list_a_line() {
+    fn rules_are_printed_one_list_per_line() {
         let network = |allow: &[&str], deny: &[&str], default: &str| {
             shown(
                 &json!({ "network": "internet", "allow": allow, "deny": deny, "default": default }),

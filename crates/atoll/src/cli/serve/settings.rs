@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_wins_over_the_file_and_the_file_over_the_usual() {
+    fn command_line_overrides_file_and_file_overrides_defaults() {
         let flags = Settings {
             dev: Some(false),
             ..Settings::default()
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_the_defaults_that_hold() {
+    fn help_names_the_effective_defaults() {
         let usual = Settings::usual(Path::new("/data")).to_toml().expect("text");
         let usual: toml::Table = usual.parse().expect("TOML");
         let window = atoll_worker::Config::serving(Path::new("/data")).output_window;
@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_can_be_read() {
+    fn printed_settings_parse_again() {
         let mut all = Settings::usual(Path::new("/data"));
         all.tls_cert = Some("c.pem".into());
         all.client_timeout = Some(Time(Duration::from_millis(1500)));
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_in_a_file_is_named_with_its_line() {
+    fn errors_in_the_file_name_their_line() {
         for (text, expected) in [
             ("dev = true\nlissten = \"x\"\n", ["line 2", "lissten"]),
             ("listen = 7\n", ["line 1", "listen = 7"]),
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_certificate_and_open_doors_are_refused() {
+    fn incomplete_and_insecure_settings_are_refused() {
         let usual = || Settings::usual(Path::new("/data"));
         let mut half = usual();
         half.tls_key = Some("k.pem".into());

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_storage_that_is_set_wins_over_that_of_the_data_directory_and_it_over_plain() {
+    fn storage_setting_overrides_data_directory_and_default() {
         let data = tempfile::tempdir().expect("a directory");
         let data = data.path();
         assert_eq!(choose(None, data), Storage::Plain);

@@ -47,7 +47,7 @@ fn gained(user: &str, it: &Attempt) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn capabilities_are_the_committed_ones_and_cannot_be_had() {
+async fn capabilities_match_the_snapshot_and_cannot_be_gained() {
     check(&Case {
         probe: &["a13-caps"],
         place: "/",
@@ -115,7 +115,7 @@ async fn by_setuid(world: &World) -> [(u64, u64); 2] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn setuid_makes_root_of_the_box_and_no_more() {
+async fn setuid_grants_only_root_of_the_sandbox() {
     let world = World::open().await;
     assert_eq!(by_setuid(&world).await, [(1000, 0), (0, granted())]);
     // Root of the sandbox is an unprivileged user outside.

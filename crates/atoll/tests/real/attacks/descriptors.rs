@@ -60,13 +60,13 @@ async fn a_program_on_a_terminal_has_three_descriptors_and_none_of_pid_1() {
 
 /// The working directory of an exec is entered by PID 1's child, which still has a descriptor more than the program.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_exec_begins_in_a_descriptor() {
+async fn no_exec_starts_in_a_descriptor_directory() {
     no_number_leads_out(World::open().await, &[]).await;
 }
 
 /// Descriptors that leak are not enough: a directory without a path from the box's root is not entered either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_exec_begins_outside_even_where_descriptors_leak() {
+async fn exec_starts_inside_even_with_leaked_descriptors() {
     let world = World::open_with(|plan| plan.inside.close_descriptors = false).await;
     // The one directory of the box that PID 1 has open.
     no_number_leads_out(world, &["/proc\n"]).await;
@@ -123,7 +123,7 @@ async fn standard_input_is_no_file_of_the_host() {
 
 /// The control of the controls: what leaks is a directory of the host, which has no path from the box's root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leaked_descriptor_leads_out_of_the_box() {
+async fn leaked_descriptor_leads_out_of_the_sandbox() {
     let world = World::open_with(|plan| plan.inside.close_descriptors = false).await;
     let id = world.sandbox(Kind::Static).await;
     for user in USERS {

@@ -30,7 +30,7 @@ fn typed(_: &str, found: &[Attempt]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_types_into_a_terminal() {
+async fn no_program_injects_terminal_input() {
     check(&Case {
         probe: &["a18-tty"],
         place: "/",
@@ -47,7 +47,7 @@ async fn nobody_types_into_a_terminal() {
 
 /// Nor can a program inject input into its own terminal, where a reader would take it for the user's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_types_into_the_terminal_of_a_command() {
+async fn no_command_injects_input_into_its_own_terminal() {
     let case = Case {
         probe: &["a18-tty"],
         place: "/",

@@ -10,9 +10,9 @@ use super::{Case, check, line};
 use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
 
 /// There is no control: see [`super::IMPOSSIBLE`]. That the same calls work on another process is shown by
-/// `only_processes_of_the_box_can_be_traced`.
+/// `only_processes_of_the_sandbox_can_be_traced`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_happens_to_pid_1_from_inside() {
+async fn pid_1_survives_every_attack_from_inside() {
     check(&Case {
         probe: &["a17-pid1"],
         place: "/",
@@ -41,7 +41,7 @@ async fn nothing_happens_to_pid_1_from_inside() {
 
 /// The password for `clone3` is in PID 1's memory and, while it starts a program, in its registers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_inside_reads_memory_or_registers_of_pid_1() {
+async fn no_program_inside_reads_memory_or_registers_of_pid_1() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let read = "for of in 1 self; do for file in syscall mem maps auxv; do \

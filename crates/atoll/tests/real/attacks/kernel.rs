@@ -257,7 +257,7 @@ async fn dangerous_parts_of_the_kernel_are_closed() {
 
 /// The target is what matters: a process of the box can be traced and read, PID 1 and the host's cannot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_processes_of_the_box_can_be_traced() {
+async fn only_processes_of_the_sandbox_can_be_traced() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let host = std::process::id().to_string();

@@ -119,7 +119,7 @@ fn contains(seen: &[u8], secret: &[u8]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_resolve_in_the_box() {
+async fn links_resolve_inside_the_sandbox() {
     let canary = Canary::new();
     let world = World::open().await;
     let id = prepared(&world).await;
@@ -168,7 +168,7 @@ async fn links_resolve_in_the_box() {
 
 /// The same names inside: a link leads to the sandbox's own file, with the caller's rights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_lead_to_the_boxes_own_files() {
+async fn host_paths_in_links_reach_files_of_the_sandbox() {
     let world = World::open().await;
     let id = prepared(&world).await;
     said(&world.probe(&id, "root", &["mkdir", "/etc"]).await);
@@ -247,7 +247,7 @@ async fn links_lead_to_the_boxes_own_files() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn proc_and_descriptors_are_no_way_out() {
+async fn proc_and_descriptors_do_not_lead_out() {
     let canary = Canary::new();
     let world = World::open().await;
     let id = prepared(&world).await;

@@ -142,7 +142,7 @@ async fn a_sandbox_cannot_have_a_sysfs_of_its_own() {
 
 /// The host's sysfs contains paths that a sandbox's does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_real_sys_would_tell_of_the_host() {
+async fn real_sysfs_would_expose_the_host() {
     let world = World::open().await;
     let id = world
         .sandbox_spec(Kind::Static, |spec| {
@@ -183,7 +183,7 @@ fn lift_mounting(plan: &mut Plan) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mounts_stay_as_they_are_and_hide_what_they_hide() {
+async fn mounts_stay_unchanged_and_masks_stay_in_place() {
     check(&Case {
         probe: &["a09-mount"],
         place: "/dev/shm",
@@ -250,7 +250,7 @@ async fn the_root_directory_cannot_be_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_classic_way_out_of_a_chroot_ends_in_the_box() {
+async fn classic_chroot_escape_stays_in_the_sandbox() {
     let lifted = World::open_with(|plan| {
         allow(plan, &["chroot"]);
         plan.inside.capabilities |= SYS_CHROOT;

@@ -31,7 +31,7 @@ async fn refused<T: std::fmt::Debug>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_file_is_refused_at_once() {
+async fn special_files_are_refused_without_blocking() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     for args in [
@@ -146,7 +146,7 @@ fn verbatim() -> Vec<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_names_are_stored_as_they_are() {
+async fn unusual_names_are_stored_unchanged() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     for user in USERS {
@@ -241,7 +241,7 @@ async fn impossible_names_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_that_climb_stay_in_the_box() {
+async fn parent_references_stay_in_the_sandbox() {
     let canary = Canary::new();
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;

@@ -54,7 +54,7 @@ async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_sandbox_writes_another_does_not_see() {
+async fn writes_are_invisible_to_other_sandboxes() {
     let world = World::open().await;
     let (first, second) = (
         world.sandbox(Kind::Base).await,
@@ -115,7 +115,7 @@ async fn without_ipc_namespaces_sandboxes_share_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn processes_of_another_sandbox_are_not_there() {
+async fn processes_of_another_sandbox_are_invisible() {
     let world = World::open().await;
     let (first, second) = (
         world.sandbox(Kind::Static).await,
@@ -141,7 +141,7 @@ async fn processes_of_another_sandbox_are_not_there() {
 
 /// A shared inode would be shared locks: one sandbox could hold up another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_on_a_device_or_a_mask_holds_up_nobody_else() {
+async fn lock_on_a_device_or_mask_blocks_no_other_sandbox() {
     let world = World::open().await;
     let (first, second) = (
         world.sandbox(Kind::Base).await,

@@ -119,7 +119,7 @@ async fn try_out(runtime: &LocalRuntime, id: &SandboxId) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_of_a_template_lead_nowhere() {
+async fn template_links_do_not_lead_to_the_host() {
     let scratch = Scratch::new();
     let canary = Canary::new();
     let config = Config {

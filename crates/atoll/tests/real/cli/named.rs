@@ -104,7 +104,7 @@ fn lines(word: &str) -> Vec<u8> {
 }
 
 #[test]
-fn two_runs_whose_clients_are_killed_again_and_again_are_read_whole() {
+fn runs_lose_no_output_when_clients_are_killed_repeatedly() {
     let both = [Named::new("first"), Named::new("second")];
     for named in &both {
         kill(named.begin(&[], LINES), Signal::KILL);
@@ -146,7 +146,7 @@ fn two_runs_whose_clients_are_killed_again_and_again_are_read_whole() {
 }
 
 #[test]
-fn what_ended_while_nobody_was_there_is_listed_kept_by_gc_and_told() {
+fn ended_detached_run_is_listed_kept_by_gc_and_reported() {
     let named = Named::new("ended");
     kill(
         named.begin(&[], "echo out; echo err >&2; sleep 2; exit 9"),
@@ -175,7 +175,7 @@ fn what_ended_while_nobody_was_there_is_listed_kept_by_gc_and_told() {
 }
 
 #[test]
-fn names_and_commands_that_do_not_fit_are_refused_with_a_way_out() {
+fn invalid_names_and_other_commands_are_refused_with_a_hint() {
     let named = Named::new("refused");
     let name = &named.name;
     assert_eq!(
@@ -264,7 +264,7 @@ fn a_lost_terminal_neither_ends_the_command_nor_holds_it_up() {
 }
 
 #[test]
-fn a_client_that_only_minds_a_run_leaves_for_the_next() {
+fn client_in_the_background_yields_to_the_next_client() {
     let named = Named::new("minded");
     let client = named.begin(&[], "echo one; sleep 2; echo two; exit 3");
     let tag = named.tag();
@@ -278,7 +278,7 @@ fn a_client_that_only_minds_a_run_leaves_for_the_next() {
 }
 
 #[test]
-fn input_goes_on_where_it_was() {
+fn input_continues_at_its_offset() {
     let named = Named::new("input");
     let bytes = atoll_testkit::pattern(3_000_000).to_vec();
     let line = &["--", "sh", "-c", "sleep 1; cat"];
@@ -308,7 +308,7 @@ fn input_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_deadline_passes_and_files_come_out_whoever_is_there() {
+fn deadline_and_file_copies_need_no_attached_client() {
     let named = Named::new("deadline");
     let scratch = Scratch::new();
     let download = format!("made:{}", scratch.join("made").display());
@@ -325,7 +325,7 @@ fn a_deadline_passes_and_files_come_out_whoever_is_there() {
 }
 
 #[test]
-fn after_a_restart_of_the_machine_it_is_said_what_happened_and_where_files_are() {
+fn run_after_reboot_reports_the_end_and_the_place_of_files() {
     let named = Named::new("lost");
     kill(
         named.begin(&[], "echo kept > file; echo ready; sleep 1000"),

@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{atoll, own_data, told};
 
 #[test]
-fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the_killed() {
+fn heavy_parallel_runs_are_isolated_and_gc_removes_killed_runs() {
     let scratch = Scratch::new();
     let data = own_data(&scratch);
     let own = |args: &[&str]| {

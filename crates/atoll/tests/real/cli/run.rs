@@ -192,7 +192,7 @@ fn input_passes_through_byte_for_byte() {
 }
 
 #[test]
-fn a_closed_pipe_ends_the_command_as_it_would_in_a_shell() {
+fn closed_pipe_ends_the_command_with_sigpipe() {
     let line = format!(
         "{} run -- yes | head -1",
         crate::harness::binary().display()

@@ -56,7 +56,7 @@ fn a_command_that_handles_a_signal_decides_itself() {
 }
 
 #[test]
-fn a_second_signal_ends_what_ignores_the_first() {
+fn second_signal_ends_a_command_that_ignores_the_first() {
     let (mut child, mut output) =
         started("trap 'echo no' INT; echo ready; while :; do sleep 0.01; done");
     send(&child, Signal::INT);

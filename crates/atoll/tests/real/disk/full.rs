@@ -40,7 +40,7 @@ fn leave(disk: &Path, bytes: u64) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_holds_commands_back_and_loses_nothing() {
+async fn full_disk_delays_commands_and_loses_nothing() {
     let scratch = Scratch::new();
     let disk = Cage::disk(scratch.path(), 1 << 30);
     let world = open(&data(disk.path()), Storage::Plain).await;
@@ -99,7 +99,7 @@ async fn a_full_disk_holds_commands_back_and_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_that_run_can_be_deleted_on_a_full_disk() {
+async fn running_sandboxes_can_be_deleted_on_a_full_disk() {
     let scratch = Scratch::new();
     let disk = Cage::disk(scratch.path(), 1 << 30);
     let world = open(&data(disk.path()), Storage::Plain).await;
@@ -138,7 +138,7 @@ fn ceiling(top: PathBuf) -> (impl Fn() -> u64, impl Fn() -> u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_on_an_image_leave_the_hosts_reserve_alone() {
+async fn sandboxes_on_an_image_leave_the_host_reserve_free() {
     let scratch = Scratch::new();
     let disk = Cage::disk(scratch.path(), 2 << 30);
     let world = open(&data(disk.path()), Storage::Image).await;

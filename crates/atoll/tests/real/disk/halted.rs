@@ -54,7 +54,7 @@ fn waits(group: &Path) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_cannot_stand_still_keeps_no_other_from_it() {
+async fn slow_pause_does_not_block_other_pauses() {
     let scratch = Scratch::new();
     let data = data(scratch.path());
     let world = open(&data, Storage::Image).await;

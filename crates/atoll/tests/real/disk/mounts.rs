@@ -100,7 +100,7 @@ fn a_run_leaves_neither_mount_nor_device() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_said() {
+fn unenforceable_disk_settings_are_refused() {
     let output = done(&["run", "--disk", "1T", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(
@@ -186,7 +186,7 @@ async fn a_lasting_image_is_taken_over_mounted_again_and_remembered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn groups_of_deleted_sandboxes_do_not_pile_up() {
+async fn cgroups_of_deleted_sandboxes_do_not_accumulate() {
     let scratch = Scratch::new();
     let data = data(scratch.path());
     let world = open(&data, Storage::Image).await;

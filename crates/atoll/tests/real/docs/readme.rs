@@ -34,7 +34,7 @@ fn block(kind: &str, words: &str) -> String {
 
 /// README.md shows examples of the quick start, which the other tests run.
 #[test]
-fn examples_of_the_readme_are_those_of_the_quick_start() {
+fn readme_examples_match_the_quick_start() {
     let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
     let (readme, quick_start) = (read("README.md"), read("docs/quickstart.md"));
     let fence = "\n```";
@@ -76,7 +76,7 @@ fn says(mut command: Command) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_is_asked_as_the_readme_shows() {
+async fn readme_requests_work() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     let block = block("sh", "curl ")
@@ -102,7 +102,7 @@ async fn a_server_is_asked_as_the_readme_shows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_is_a_client_as_the_readme_shows() {
+async fn readme_client_commands_work() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     let block = block("sh", "atoll forward");
@@ -206,7 +206,7 @@ fn run_example(server: &Server, scratch: &Scratch, line: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_python_sdk_is_installed_and_used_as_the_readme_shows() {
+async fn readme_python_example_works() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     clone_sdks(&scratch);
@@ -230,7 +230,7 @@ async fn the_python_sdk_is_installed_and_used_as_the_readme_shows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_typescript_sdk_is_installed_and_used_as_the_readme_shows() {
+async fn readme_typescript_example_works() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     clone_sdks(&scratch);

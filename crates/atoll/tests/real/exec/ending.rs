@@ -27,7 +27,7 @@ async fn wait_until_said(exec: &mut StartedExec, word: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_exit_code_is_told() {
+async fn every_exit_code_is_reported() {
     in_both(async |world, id| {
         for code in 0..=255 {
             let done = world.probe(id, "user", &["exit", &code.to_string()]).await;
@@ -43,7 +43,7 @@ async fn every_exit_code_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_signal_is_told_as_what_it_is() {
+async fn fatal_signal_is_reported_as_a_signal() {
     in_both(async |world, id| {
         for signal in [1, 2, 3, 4, 6, 8, 9, 10, 11, 13, 14, 15, 24, 31, 34, 64] {
             let done = world
@@ -61,7 +61,7 @@ async fn a_signal_is_told_as_what_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_ends_the_whole_family() {
+async fn deadline_ends_the_whole_process_tree() {
     in_both(async |world, id| {
         for command in [
             &["tree-of-processes", "9", "300"][..],
@@ -104,7 +104,7 @@ async fn a_deadline_ends_daemons_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_that_is_not_reached_says_nothing() {
+async fn deadline_that_is_not_reached_has_no_effect() {
     in_both(async |world, id| {
         let spec = probe_spec(&["exit", "3"]).deadline(DEADLINE);
         let done = world.exec(id, spec).await;
@@ -115,7 +115,7 @@ async fn a_deadline_that_is_not_reached_says_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn children_that_live_on_do_not_hold_the_command() {
+async fn surviving_children_do_not_delay_the_end_of_the_command() {
     let world = World::open().await;
     for kind in crate::harness::KINDS {
         let id = world.sandbox(kind).await;
@@ -134,7 +134,7 @@ async fn children_that_live_on_do_not_hold_the_command() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn children_that_never_stop_writing_do_not_hold_the_command() {
+async fn writing_children_do_not_delay_the_end_of_the_command() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let line = "echo first; yes & yes >&2 & sleep 0.1; exit 5";
@@ -220,7 +220,7 @@ async fn a_caller_that_goes_away_kills_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ended_commands_do_not_pile_up_control_groups() {
+async fn ended_commands_do_not_accumulate_control_groups() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     for _ in 0..20 {
@@ -251,7 +251,7 @@ async fn ended_commands_do_not_pile_up_control_groups() {
 
 /// Before exec, root inside can already kill or stop a command's process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_starts_although_everything_inside_was_killed_or_stopped() {
+async fn command_starts_after_all_processes_were_killed_or_stopped() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     for signal in ["KILL", "STOP", "TERM", "KILL"] {

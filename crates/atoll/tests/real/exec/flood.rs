@@ -98,7 +98,7 @@ fn check(position: u64, bytes: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_that_nobody_reads_is_kept_to_its_window() {
+async fn unread_output_is_limited_to_its_window() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let before = memory();
@@ -123,7 +123,7 @@ async fn a_flood_that_nobody_reads_is_kept_to_its_window() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
+async fn slow_reader_causes_backpressure_and_loses_no_output() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let neighbour = world.sandbox(Kind::Static).await;
@@ -152,7 +152,7 @@ async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_falls_silent_is_let_go_and_told_of_the_gap() {
+async fn stalled_reader_is_dropped_and_sees_the_gap() {
     const PATIENCE: Duration = Duration::from_secs(2);
     let world = World::open_as(|config| config.response_timeout = PATIENCE).await;
     let id = world.sandbox(Kind::Static).await;

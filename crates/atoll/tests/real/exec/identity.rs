@@ -122,7 +122,7 @@ async fn a_command_may_open_its_own_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn masks_and_signals_are_those_of_a_login() {
+async fn umask_and_signals_are_those_of_a_login() {
     in_both(async |world, id| {
         assert_eq!(said(&world.probe(id, "user", &["umask"]).await), "0022\n");
         assert_eq!(
@@ -134,7 +134,7 @@ async fn masks_and_signals_are_those_of_a_login() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn resource_limits_are_set_and_not_the_callers() {
+async fn resource_limits_are_set_and_not_inherited() {
     in_both(async |world, id| {
         let done = world.probe(id, "user", &["limits"]).await;
         let lines: Vec<&str> = said(&done).lines().collect();

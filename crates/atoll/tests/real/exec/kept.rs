@@ -26,7 +26,7 @@ async fn kept(exec: &ExecHandle) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_oldest_commands_give_way_where_a_sandbox_keeps_too_much() {
+async fn oldest_ended_commands_are_dropped_above_the_limit() {
     let world = World::open_as(|config| config.output_window = Bytes(MIB)).await;
     let id = world.sandbox(Kind::Base).await;
     let mut all = Vec::new();

@@ -5,7 +5,7 @@ use atoll_model::ExecSpec;
 use crate::harness::{DEADLINE, Kind, World, probe_spec};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_command_that_took_too_much_is_told_to_have_run_out_of_memory() {
+async fn only_the_command_over_the_limit_reports_out_of_memory() {
     let world = World::open().await;
     let id = world
         .sandbox_spec(Kind::Base, |spec| spec.limits.memory.0 = 64 << 20)

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use crate::harness::{in_both, probe_spec, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_is_empty_unless_the_caller_writes_it() {
+async fn stdin_is_empty_unless_the_caller_writes_to_it() {
     in_both(async |world, id| {
         let nothing = format!("bytes 0 fnv64 {:016x}\n", fnv64(b""));
         assert_eq!(said(&world.probe(id, "user", &["hash"]).await), nothing);
@@ -33,7 +33,7 @@ async fn a_megabyte_of_input_arrives_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_that_nobody_reads_is_no_failure() {
+async fn unread_input_is_no_error() {
     in_both(async |world, id| {
         let input = vec![b'x'; 3 << 20];
         let spec = probe_spec(&["exit", "7"]).piped_stdin();
@@ -44,7 +44,7 @@ async fn input_that_nobody_reads_is_no_failure() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_and_output_are_a_conversation() {
+async fn input_and_output_can_alternate() {
     in_both(async |world, id| {
         let spec = probe_spec(&["cat"]).piped_stdin();
         let mut exec = world.runtime.exec(id, spec).await.unwrap();
@@ -110,7 +110,7 @@ async fn output_is_bytes_and_not_text() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_above_the_limit_is_left_out_and_told() {
+async fn output_above_the_limit_is_dropped_and_counted() {
     in_both(async |world, id| {
         let exec = world.runtime.exec(id, probe_spec(&["spew", "300000"]));
         let done = exec.await.unwrap().finish(b"", 100_000).await.unwrap();

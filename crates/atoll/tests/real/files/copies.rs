@@ -53,7 +53,7 @@ async fn a_file_is_copied_with_its_mode() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_existing_target_is_replaced_only_when_asked() {
+async fn copy_replaces_an_existing_target_only_with_replace() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/from", "new").await;

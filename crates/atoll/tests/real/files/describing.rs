@@ -83,7 +83,7 @@ async fn owners_have_names_where_the_sandbox_knows_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn links_say_where_they_lead_in_the_end() {
+async fn links_report_their_final_target() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/file", "12345").await;
@@ -146,7 +146,7 @@ async fn trees_are_described_depth_first_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_put_is_the_users_and_stays_the_same_file() {
+async fn upload_keeps_the_inode_and_belongs_to_the_user() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/there", "something longer").await;
@@ -237,7 +237,7 @@ async fn attributes_are_replaced_as_a_set() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_watches_sees_a_new_file_given_away_before_it_is_written() {
+async fn watch_reports_chown_of_a_new_file_before_its_write() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.mkdir("/w").await;

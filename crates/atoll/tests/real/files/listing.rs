@@ -64,7 +64,7 @@ async fn a_directory_is_listed_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn depth_says_how_far_and_links_are_not_followed() {
+async fn depth_limits_the_listing_and_links_are_not_followed() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         grow(&files).await;
@@ -82,7 +82,7 @@ async fn depth_says_how_far_and_links_are_not_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_cuts_and_says_so() {
+async fn limit_truncates_the_listing_and_reports_truncation() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         grow(&files).await;
@@ -125,7 +125,7 @@ async fn more_names_than_fit_one_message_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_directory_is_told() {
+async fn listing_a_file_is_refused() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         grow(&files).await;
@@ -145,7 +145,7 @@ async fn what_is_no_directory_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_may_not_be_read_is_listed_and_not_entered() {
+async fn unreadable_directories_are_listed_and_not_entered() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         grow(&files).await;

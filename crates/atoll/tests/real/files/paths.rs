@@ -39,7 +39,7 @@ async fn relative_paths_and_the_tilde_start_at_home() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn paths_that_are_none_are_refused_by_name() {
+async fn invalid_paths_are_refused_by_name() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let long = "/a".repeat(2049);
@@ -96,7 +96,7 @@ async fn paths_that_are_none_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_name_that_a_file_system_takes_is_taken() {
+async fn every_valid_file_name_is_accepted() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.mkdir("/names").await;
@@ -135,7 +135,7 @@ async fn any_name_that_a_file_system_takes_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_path_is_the_sandboxs_and_never_the_hosts() {
+async fn a_path_resolves_in_the_sandbox_and_never_on_the_host() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         for path in [

@@ -42,7 +42,7 @@ async fn a_part_of_a_file_is_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_that_is_too_small_is_told() {
+async fn read_over_the_limit_is_refused() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/file", "12345").await;
@@ -61,7 +61,7 @@ async fn a_limit_that_is_too_small_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_read_says_why() {
+async fn unreadable_files_report_the_reason() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/secret", "x").await;
@@ -107,7 +107,7 @@ async fn files_of_the_kernel_are_read_to_their_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_written_inside_is_read_outside_and_the_other_way() {
+async fn file_calls_and_commands_see_the_same_files() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         said(

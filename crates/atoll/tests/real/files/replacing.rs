@@ -53,7 +53,7 @@ async fn a_reader_sees_the_old_file_or_the_new_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_place_keeps_the_file_and_replace_makes_another() {
+async fn in_place_keeps_the_inode_and_replace_changes_the_inode() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/file", "a longer text").await;
@@ -84,7 +84,7 @@ async fn in_place_keeps_the_file_and_replace_makes_another() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_that_was_given_up_leaves_nothing() {
+async fn abandoned_write_leaves_nothing() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.mkdir("/place").await;
@@ -124,7 +124,7 @@ async fn a_write_that_was_given_up_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_read_that_was_given_up_ends_its_helper() {
+async fn abandoned_read_ends_its_helper() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/big", pattern(8_000_000).to_vec()).await;

@@ -79,7 +79,7 @@ async fn three_hundred_megabytes_go_in_and_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_written_before_a_send_comes_first() {
+async fn written_bytes_precede_spliced_bytes() {
     in_both(async |world, id| {
         let scratch = Scratch::new();
         std::fs::write(scratch.join("middle"), "middle ").unwrap();
@@ -104,7 +104,7 @@ async fn what_was_written_before_a_send_comes_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_mode_is_the_given_one_or_the_old_one() {
+async fn mode_is_the_requested_or_the_previous_one() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let moded = |mode| WriteOptions {
@@ -134,7 +134,7 @@ async fn the_mode_is_the_given_one_or_the_old_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_files_belong_to_the_user_whoever_has_the_rights() {
+async fn new_files_belong_to_the_user_with_any_rights() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let parents = WriteOptions {
@@ -177,7 +177,7 @@ async fn new_files_belong_to_the_user_whoever_has_the_rights() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn missing_directories_are_made_only_when_asked() {
+async fn missing_parents_are_created_only_with_the_option() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let path = "/home/user/a/b/c/file";
@@ -200,7 +200,7 @@ async fn missing_directories_are_made_only_when_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_file_is_not_written() {
+async fn special_files_are_not_written() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         said(&world.probe(id, "root", &["fifo", "/fifo"]).await);

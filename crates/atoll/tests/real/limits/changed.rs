@@ -87,7 +87,7 @@ fn filled(world: &World, count: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
+async fn warm_sandbox_gets_the_requested_size() {
     let world = warm(2).await;
     for limits in [size(500, 96 << 20, 24), size(1000, 5 << 29, 2000)] {
         let create = atoll_model::SandboxSpec {
@@ -131,7 +131,7 @@ async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_warm_sandbox_cannot_be_is_refused_and_costs_none() {
+async fn invalid_spec_is_refused_and_uses_no_warm_sandbox() {
     let world = warm(1).await;
     let wrong: [fn(&mut atoll_model::SandboxSpec); 3] = [
         |spec| spec.limits.pids = 0,
@@ -151,7 +151,7 @@ async fn what_a_warm_sandbox_cannot_be_is_refused_and_costs_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_that_was_asked_for_is_warm_the_next_time() {
+async fn requested_template_is_warm_for_the_next_create() {
     let world = warm(2).await;
     let create = || atoll_model::SandboxSpec {
         template: template(Kind::Static),
@@ -230,7 +230,7 @@ async fn a_program_that_runs_keeps_its_processors() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_size_that_cannot_be_leaves_the_old_one() {
+async fn refused_resize_keeps_the_old_size() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let old = world.runtime.get(&id).unwrap().limits;
@@ -279,7 +279,7 @@ async fn a_size_that_cannot_be_leaves_the_old_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_and_a_stopped_sandbox_have_their_new_size_when_they_go_on() {
+async fn paused_and_stopped_sandboxes_resume_with_the_new_size() {
     let world = World::open().await;
     for kind in KINDS {
         let id = world.sandbox(kind).await;
@@ -303,7 +303,7 @@ async fn a_paused_and_a_stopped_sandbox_have_their_new_size_when_they_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_sandbox_that_is_told_too_much_says_so_and_goes_on() {
+async fn excessive_resize_of_a_paused_sandbox_is_refused() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     world.runtime.pause(&id).await.unwrap();
@@ -323,7 +323,7 @@ async fn a_paused_sandbox_that_is_told_too_much_says_so_and_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_server_goes_on_with_the_new_size() {
+async fn next_server_keeps_the_new_size() {
     let place = Place::new();
     let open = async |data: &Path| {
         let config = atoll_worker::Config {

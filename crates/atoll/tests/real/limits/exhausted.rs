@@ -8,7 +8,7 @@ use crate::harness::{DEADLINE, Kind, World, said};
 
 /// PID 1 is worth more than any program of its sandbox: here it is made worth less, from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
+async fn oom_killed_pid_1_is_reported_as_out_of_memory() {
     let world = World::open().await;
     let id = world
         .sandbox_spec(Kind::Base, limited(1000, 64 << 20))

@@ -75,7 +75,7 @@ fn a_warm_sandbox_gets_its_network_and_its_policy_at_the_claim() {
 }
 
 #[test]
-fn a_claim_that_fails_takes_the_sandbox_away() {
+fn failed_claim_removes_the_sandbox() {
     Scene::with(async |_| {
         let place = Scratch::new();
         let data = place.join("data");

@@ -21,7 +21,7 @@ async fn world() -> World {
 }
 
 #[test]
-fn e01_an_exception_opens_nothing_of_the_host_its_neighbours_or_beside_it() {
+fn e01_exception_opens_only_its_own_addresses() {
     Scene::with(async |scene| {
         let world = world().await;
         let _second = scene.listen("10.0.0.1:81");
@@ -68,7 +68,7 @@ fn e01_an_exception_opens_nothing_of_the_host_its_neighbours_or_beside_it() {
 }
 
 #[test]
-fn a_sandbox_without_a_network_and_a_policy_gain_nothing_by_an_exception() {
+fn exception_overrides_neither_policy_nor_missing_network() {
     Scene::with(async |_| {
         let world = world().await;
         let all = ["connect", "10.0.0.1:80", "1.1.1.1:80"];
@@ -111,7 +111,7 @@ fn a_sandbox_without_a_network_and_a_policy_gain_nothing_by_an_exception() {
 }
 
 #[test]
-fn names_are_answered_with_addresses_of_exceptions_and_no_other_refused_ones() {
+fn names_resolve_to_exceptions_and_no_other_refused_address() {
     Scene::with(async |_| {
         let world = world().await;
         let id = world.sandbox_spec(Kind::Base, internet).await;

@@ -77,7 +77,7 @@ fn host_works() {
 }
 
 #[test]
-fn c12_one_that_takes_all_it_can_takes_nothing_of_a_neighbours_or_the_hosts() {
+fn c12_greedy_sandbox_harms_neither_neighbour_nor_host() {
     Scene::with(async |_| {
         let world = World::open_as(|config| {
             config.network = Scene::network();
@@ -106,7 +106,7 @@ fn c12_one_that_takes_all_it_can_takes_nothing_of_a_neighbours_or_the_hosts() {
 /// The control: two user namespaces that belong to the same user of the host share its inotify instances. Those of
 /// sandboxes belong to a user each.
 #[test]
-fn c12_user_namespaces_of_one_owner_share_what_it_has() {
+fn c12_user_namespaces_of_one_owner_share_one_quota() {
     let place = Scratch::new();
     let program = place.join("probe");
     std::fs::copy(probe(), &program).unwrap();

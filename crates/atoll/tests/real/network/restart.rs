@@ -35,7 +35,7 @@ fn serve(place: &Place, lasting: bool) -> Child {
     let made = place.file("made");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "network::restart::as_a_server", "--nocapture"])
+        .args(["--exact", "network::restart::server_process", "--nocapture"])
         .env(
             "ATOLL_TEST_NETWORK",
             if lasting { "lasting" } else { "small" },
@@ -60,7 +60,7 @@ fn kill(mut server: Child) {
 /// No test of its own: makes two sandboxes, one under a policy and with connections, and waits to be
 /// killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn as_a_server() {
+async fn server_process() {
     let Ok(kind) = std::env::var("ATOLL_TEST_NETWORK") else {
         return;
     };
@@ -98,7 +98,7 @@ async fn probe(runtime: &LocalRuntime, id: &SandboxId, words: &[&str]) -> Vec<St
 const ASK: [&str; 3] = ["connect", "1.1.1.1:80", "9.9.9.9:80"];
 
 #[test]
-fn a_killed_servers_links_connections_and_policies_go_on() {
+fn links_connections_and_policies_survive_a_killed_server() {
     Scene::with(async |scene| {
         let place = Place::new();
         let arrivals = scene.listen("1.1.1.1:90");
@@ -186,7 +186,7 @@ fn a_killed_runs_rules_are_collected() {
 }
 
 #[test]
-fn links_of_sandboxes_that_died_with_their_server_are_not_gone_on_with() {
+fn links_of_sandboxes_that_died_with_the_server_are_not_reused() {
     Scene::with(async |_| {
         let place = Place::new();
         let server = serve(&place, true);

@@ -314,7 +314,7 @@ fn a_foreign_hardware_address_gains_nothing() {
 }
 
 #[test]
-fn arp_is_neither_answered_nor_learned_from() {
+fn arp_is_neither_answered_nor_learned() {
     Scene::with(async |_| {
         let world = world().await;
         let (sender, neighbour) = (Sender::make(&world).await, Sender::make(&world).await);

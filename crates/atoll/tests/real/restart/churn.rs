@@ -242,7 +242,7 @@ fn not_mounted(place: &Place) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_told_holds_after_two_hundred_kills() {
+async fn acknowledged_changes_survive_two_hundred_kills() {
     tokio::task::spawn_blocking(templates).await.unwrap();
     let place = Place::new();
     let file = place.file("told");

@@ -92,7 +92,7 @@ async fn a_layer_that_was_replaced_outlives_a_kill_and_gc() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_that_is_replaced_while_there_is_no_server_stays_for_who_runs_on_it() {
+async fn template_replaced_while_down_stays_for_its_sandboxes() {
     let place = Place::new();
     rebuild(&place, "old");
     let file = place.file("made");
@@ -137,7 +137,7 @@ async fn a_stopped_sandbox_starts_on_the_layer_it_was_made_from() {
 
 /// Data of an earlier version: templates and records without an id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn templates_and_sandboxes_from_before_there_were_ids_go_on() {
+async fn templates_and_sandboxes_without_layer_ids_still_work() {
     let place = Place::new();
     rebuild(&place, "old");
     let described = place.data().join("templates/one/template.json");

@@ -89,7 +89,7 @@ pub(super) async fn serve(runtime: &LocalRuntime) {
     }
 }
 
-fn told(path: &Path, what: u8) -> usize {
+fn count_bytes(path: &Path, what: u8) -> usize {
     let bytes = std::fs::read(path).unwrap();
     bytes.into_iter().filter(|byte| *byte == what).count()
 }
@@ -114,7 +114,7 @@ fn expected(steps: u64) -> (Vec<u8>, Vec<u8>) {
 
 /// The kernel reports a cgroup with both processes and child cgroups as frozen too early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_command_stands_still_when_a_pause_returns() {
+async fn every_command_is_frozen_when_a_pause_returns() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     // More of them than processors: most have to wait for one until they can be frozen.
@@ -146,7 +146,7 @@ async fn every_command_stands_still_when_a_pause_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_pauses_change_no_byte() {
+async fn a_thousand_pauses_corrupt_no_output() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
@@ -163,9 +163,9 @@ async fn a_thousand_pauses_change_no_byte() {
     let file = place.file("told");
     std::fs::write(&file, "").unwrap();
     let mut round = 0_u32;
-    while told(&file, b'.') < PAUSES {
+    while count_bytes(&file, b'.') < PAUSES {
         round += 1;
-        let goal = told(&file, b'.') + EACH;
+        let goal = count_bytes(&file, b'.') + EACH;
         let seed = round.to_string();
         let stay = if round.is_multiple_of(2) {
             "paused"
@@ -183,11 +183,11 @@ async fn a_thousand_pauses_change_no_byte() {
             if let Some(ended) = server.try_wait().unwrap() {
                 panic!("round {round}: the server gave up by itself: {ended}");
             }
-            told(&file, b'.') >= goal
+            count_bytes(&file, b'.') >= goal
         });
         kill(&mut server);
     }
-    assert!(told(&file, b'P') >= 8, "{round} rounds");
+    assert!(count_bytes(&file, b'P') >= 8, "{round} rounds");
 
     let runtime = place.open().await;
     runtime.resume(&id).await.unwrap();

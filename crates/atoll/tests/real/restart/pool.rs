@@ -66,7 +66,7 @@ fn acts_as(pid: i32) -> Option<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn embryos_of_a_server_that_is_gone_end_later_and_nobody_has_their_ids_before() {
+async fn orphaned_embryos_end_before_their_ids_are_reused() {
     let place = Place::new();
     let (mut server, keeper) = filled(&place).await;
     let warm = pooled(&place.data());

@@ -187,11 +187,11 @@ async fn a_restart_with(storage: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_restart_of_the_host_sandboxes_are_stopped_and_whole() {
+async fn after_a_restart_of_the_host_sandboxes_are_stopped_and_intact() {
     a_restart_with("plain").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_restart_of_the_host_those_on_an_image_are_whole_too() {
+async fn sandboxes_on_an_image_are_intact_after_a_host_restart() {
     a_restart_with("image").await;
 }

@@ -30,7 +30,7 @@ async fn echo(runtime: &LocalRuntime, id: &SandboxId) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_end_without_sandboxes_leaves_nothing_in_the_kernel() {
+async fn shutdown_without_sandboxes_leaves_no_kernel_objects() {
     tokio::task::spawn_blocking(crate::harness::templates)
         .await
         .unwrap();
@@ -53,7 +53,7 @@ async fn an_end_without_sandboxes_leaves_nothing_in_the_kernel() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_sandbox_needs_nothing_and_a_paused_one_its_keeper() {
+async fn stopped_sandbox_needs_no_keeper_and_paused_one_does() {
     let place = Place::new();
     let image = || atoll_worker::Config {
         storage: Storage::Image,

@@ -56,7 +56,7 @@ async fn a_record_that_cannot_be_read_stops_the_server_and_no_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
+async fn sandbox_that_cannot_be_taken_over_blocks_no_other() {
     let place = Place::new();
     let store = TemplateStore::open(place.data().join("templates")).unwrap();
     let layer = place.file("other-layer");
@@ -101,7 +101,7 @@ async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
 
 /// It exits or is deleted: either way nothing is left that others would wait for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_stands_apart_can_end_and_be_deleted() {
+async fn quarantined_sandbox_can_exit_and_be_deleted() {
     let place = Place::new();
     let runtime = place.open().await;
     let [one, other] = [runtime.create(spec()), runtime.create(spec())];
@@ -128,7 +128,7 @@ async fn one_that_stands_apart_can_end_and_be_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_knows_is_kept_for_a_week() {
+async fn unknown_directories_are_kept_for_a_week() {
     for storage in [Storage::Plain, Storage::Image] {
         let place = Place::new();
         let open = async || {

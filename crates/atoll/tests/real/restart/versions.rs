@@ -175,7 +175,7 @@ async fn echoes(runtime: &LocalRuntime, id: &SandboxId) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_of_a_version_that_is_spoken_are_taken_over() {
+async fn sandboxes_of_a_compatible_version_are_taken_over() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let before = pids(&runtime);
@@ -214,7 +214,7 @@ async fn sandboxes_of_a_version_that_is_spoken_are_taken_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_of_a_version_that_is_not_spoken_go_on_beside_new_ones() {
+async fn sandboxes_of_an_incompatible_version_run_beside_new_ones() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let before = pids(&runtime);
@@ -275,7 +275,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_go_on_beside_new_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_of_a_version_that_is_not_spoken_can_be_stopped_and_deleted() {
+async fn sandboxes_of_an_incompatible_version_can_be_deleted() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let before = pids(&runtime);
@@ -310,7 +310,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_can_be_stopped_and_deleted() 
 
 /// The end of a sandbox is reported to the server that takes it over, not to an incompatible one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ended_meanwhile_is_known_without_its_keeper() {
+async fn end_of_a_sandbox_is_known_without_its_keeper() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let ids: Vec<_> = runtime.list().into_iter().map(|info| info.id).collect();
@@ -342,7 +342,7 @@ async fn what_ended_meanwhile_is_known_without_its_keeper() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keeper_that_does_not_answer_is_told_and_left_alone() {
+async fn unresponsive_keeper_is_reported_and_left_running() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 1).await;
     let before = pids(&runtime);

@@ -5,7 +5,7 @@ use crate::harness::{Kind, World};
 use atoll_model::{WatchEvent, WatchOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tree_that_grows_while_it_is_watched_is_told_whole() {
+async fn growing_tree_is_reported_completely() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w").await;
@@ -69,7 +69,7 @@ for t in threads: t.join()
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storms_of_renames_are_told_or_said_to_be_missing() {
+async fn rename_storms_are_reported_or_overflow() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     for seed in 0..8 {
@@ -105,7 +105,7 @@ for at, _, _ in os.walk('/w'): open(at + '/after', 'w')
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_that_move_fast_are_told_whole_and_directories_that_move_slowly_too() {
+async fn fast_file_and_slow_directory_moves_are_complete() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w").await;
@@ -148,7 +148,7 @@ open('/w/b/moved/deep/{n}', 'w').close()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_than_can_be_kept_is_an_overflow_and_the_watch_goes_on() {
+async fn full_event_queue_overflows_and_the_watch_continues() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w").await;
@@ -168,7 +168,7 @@ os.mkdir('/w/unseen')
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_directories_than_allowed_are_told_once() {
+async fn too_many_directories_are_reported_once() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     python(
@@ -196,7 +196,7 @@ async fn more_directories_than_allowed_are_told_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_exchange_is_not_told_as_a_loss() {
+async fn exchanged_directories_are_not_reported_as_lost() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w/a/in-a").await;

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_replaces_what_is_there_once_or_everywhere() {
+    fn edit_replaces_one_or_all_occurrences() {
         check("a\nb\nc", "b\n", false, Ok(("a\nXc", &[2])));
         check(
             "a\nb\nb",

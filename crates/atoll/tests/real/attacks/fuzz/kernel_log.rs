@@ -120,7 +120,7 @@ fn complaint(record: &str) -> Option<&str> {
 }
 
 #[test]
-fn complaints_of_the_kernel_are_told_from_the_ends_of_programs() {
+fn kernel_warnings_are_distinguished_from_process_crashes() {
     for text in [
         "BUG: kernel NULL pointer dereference, address: 0000000000000008",
         "WARNING: CPU: 1 PID: 4711 at kernel/fork.c:1 copy_process+0x1/0x2",

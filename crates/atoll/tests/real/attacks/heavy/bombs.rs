@@ -95,7 +95,7 @@ async fn without_the_limit_a_fork_bomb_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_ends_a_wild_bomb_and_neighbours_do_not_notice() {
+async fn a_deadline_ends_a_fork_bomb_without_harm_to_neighbours() {
     let world = World::open().await;
     cage(&world);
     let (id, neighbour) = (
@@ -130,7 +130,7 @@ async fn a_deadline_ends_a_wild_bomb_and_neighbours_do_not_notice() {
 
 /// They are double-forked, in sessions of their own, and ignore every signal: only their control group finds them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_finds_daemons() {
+async fn a_deadline_kills_daemons() {
     let world = World::open().await;
     let id = small(&world, Kind::Base).await;
     for user in USERS {

@@ -116,7 +116,7 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_runs_out_for_the_hog_alone() {
+async fn memory_runs_out_only_for_the_hog() {
     hogs_end_as_they_should(&KINDS[..3]).await;
 }
 
@@ -126,12 +126,12 @@ async fn buffers_of_the_kernel_count_as_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn caches_are_taken_back_and_tmpfs_is_bounded() {
+async fn caches_are_reclaimed_and_tmpfs_is_bounded() {
     hogs_end_as_they_should(&KINDS[5..]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_limit_the_same_hogs_get_all_they_want() {
+async fn hogs_get_all_memory_without_the_limit() {
     let world = World::open_with(|plan| {
         plan.limits
             .v1

@@ -106,7 +106,7 @@ async fn run(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_race_between_directory_and_link_is_never_won() {
+async fn race_between_directory_and_link_never_escapes() {
     let canary = Canary::new();
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
