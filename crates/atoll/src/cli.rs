@@ -200,11 +200,11 @@ pub(crate) fn main() -> ExitCode {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "atoll", &mut script);
-            say_bytes(&script);
+            print_bytes(&script);
             Ok(ExitCode::SUCCESS)
         }
         Command::Openapi => {
-            say_bytes(atoll_server::openapi().as_bytes());
+            print_bytes(atoll_server::openapi().as_bytes());
             Ok(ExitCode::SUCCESS)
         }
     };
@@ -307,11 +307,11 @@ pub(crate) fn eprint_line(line: &str) {
 
 /// Prints a line of data on standard output.
 pub(crate) fn print_line(line: &str) {
-    say_bytes(format!("{line}\n").as_bytes());
+    print_bytes(format!("{line}\n").as_bytes());
 }
 
 /// Writes and flushes data on standard output. [`check_stdout`] reports errors.
-fn say_bytes(bytes: &[u8]) {
+fn print_bytes(bytes: &[u8]) {
     let mut stdout = io::stdout();
     if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         let _ = STDOUT_ERROR.set(error);

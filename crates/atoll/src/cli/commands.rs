@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::sandbox::since;
 use super::server_args::{
-    Remote, below, each, fields, find, plain, quoted, say_json, shortened, text,
+    Remote, below, each, fields, find, plain, print_json, quoted, shortened, text,
 };
 use super::{block_on, print_line};
 use crate::config::Config;
@@ -167,7 +167,7 @@ impl Ls {
 /// Prints commands of a sandbox or of its history.
 pub(crate) fn show(all: &[Value], quiet: bool, json: bool) -> Result<(), Error> {
     if json {
-        return say_json(&Value::Array(all.to_vec()));
+        return print_json(&Value::Array(all.to_vec()));
     }
     if quiet {
         for command in all {
@@ -239,7 +239,7 @@ impl One {
             client.send_json(&Request::get(path)).await
         })?;
         if self.json {
-            return say_json(&command);
+            return print_json(&command);
         }
         print_line(&fields(&command).to_string());
         Ok(())
@@ -255,7 +255,7 @@ impl One {
             .await
         })?;
         if self.json {
-            return say_json(&command);
+            return print_json(&command);
         }
         print_line(&command["exitCode"].to_string());
         Ok(())

@@ -200,7 +200,7 @@ pub(super) fn bar(what: &str, size: Option<u64>) -> ProgressBar {
 }
 
 /// Prints which entries were skipped.
-fn tell_left_out(count: u64, first: &[String]) {
+fn report_skipped(count: u64, first: &[String]) {
     if count > 0 {
         let more = if count > first.len() as u64 {
             ", …"

@@ -83,7 +83,7 @@ impl Env {
         let configured = match &self.data_dir {
             // `--data-dir` names a server of this machine: the server in the environment is
             // ignored.
-            Some(_) => self.remote.said(),
+            Some(_) => self.remote.url_argument(),
             None => self.remote.place(config)?,
         };
         // With --data-dir and ATOLL_URL, ATOLL_API_KEY is a key of that other server.

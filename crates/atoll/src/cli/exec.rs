@@ -16,7 +16,7 @@ use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
 use super::run::{Signals, ended_by, pass_on, stdin_is_null};
-use super::server_args::{Remote, find, say_json};
+use super::server_args::{Remote, find, print_json};
 use super::template::variables;
 use super::{as_command, check_stdout, eprint_line, print_error, print_line, unwritten};
 use crate::config::Config;
@@ -87,7 +87,7 @@ impl Exec {
                     .await?
                     .id;
                 if self.json {
-                    say_json(&json!({ "sandboxID": sandbox, "execID": id }))?;
+                    print_json(&json!({ "sandboxID": sandbox, "execID": id }))?;
                 } else {
                     print_line(&id);
                 }

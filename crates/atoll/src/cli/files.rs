@@ -12,7 +12,7 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::cp::download;
-use super::server_args::{Remote, fields, file_call, find, plain, say_json, text};
+use super::server_args::{Remote, fields, file_call, find, plain, print_json, text};
 use super::{check_stdout, eprint_line, print_line};
 use crate::config::Config;
 use change::Transfer;
@@ -209,7 +209,7 @@ impl Stat {
             client.send_json(&Request::get(path)).await
         })?;
         if self.json {
-            return say_json(&entry);
+            return print_json(&entry);
         }
         print_line(&fields(&entry).to_string());
         Ok(())
@@ -227,7 +227,7 @@ impl Ls {
                 .await
         })?;
         if self.json {
-            return say_json(&answer);
+            return print_json(&answer);
         }
         let mut table = Table::new();
         table.load_style(comfy_table::presets::NOTHING);

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::commands;
 use super::events::print;
 use super::sandbox::{since, state};
-use super::server_args::{Remote, plain, say_json, text};
+use super::server_args::{Remote, plain, print_json, text};
 use super::{check_stdout, print_line};
 use crate::config::Config;
 
@@ -72,7 +72,7 @@ impl History {
     async fn list(&self, client: &Client) -> Result<(), Error> {
         let all = newest(client, "/sessions", self.limit).await?;
         if self.json {
-            return say_json(&Value::Array(all));
+            return print_json(&Value::Array(all));
         }
         if self.quiet {
             for session in &all {

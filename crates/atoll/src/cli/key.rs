@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::org::find;
 use super::sandbox::since;
-use super::server_args::{Remote, plain, say_json, text};
+use super::server_args::{Remote, plain, print_json, text};
 use super::{eprint_line, print_error, print_line};
 use crate::config::Config;
 
@@ -134,7 +134,7 @@ impl Create {
             client.send_json(&Request::post("/keys", &body)).await
         })?;
         if self.json {
-            return say_json(&made);
+            return print_json(&made);
         }
         print_line(text(&made, "key"));
         eprint_line(&format!(
@@ -157,7 +157,7 @@ impl Ls {
         })?;
         keys.retain(|key| self.all || key["revokedAt"].is_null());
         if self.json {
-            return say_json(&Value::Array(keys));
+            return print_json(&Value::Array(keys));
         }
         let mut table = Table::new();
         table.load_style(comfy_table::presets::NOTHING);

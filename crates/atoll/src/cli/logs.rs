@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::server_args::{Remote, below, find, text};
-use super::{check_stdout, eprint_line, print_line, say_bytes};
+use super::{check_stdout, eprint_line, print_bytes, print_line};
 use crate::config::Config;
 
 /// Show the output of the commands of a sandbox, one command after the other.
@@ -103,7 +103,7 @@ impl Logs {
                     &json!({ "execID": exec.id, "stream": stream, "text": text }).to_string(),
                 );
             } else {
-                say_bytes(&bytes);
+                print_bytes(&bytes);
             }
             check_stdout()?;
         }
@@ -114,7 +114,7 @@ impl Logs {
             return print_line(&line.to_string());
         }
         match text(line, "stream") {
-            "stdout" | "stderr" => say_bytes(text(line, "text").as_bytes()),
+            "stdout" | "stderr" => print_bytes(text(line, "text").as_bytes()),
             "gap" => eprint_line("atoll: a part of the output is kept no more"),
             _ => {}
         }

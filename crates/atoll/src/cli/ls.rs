@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::run::named::{command, find, find_written, is_background_holder, open};
 use super::sandbox::{self, Filter, span};
-use super::server_args::{Remote, plain, say_json, shortened, text};
+use super::server_args::{Remote, plain, print_json, shortened, text};
 use super::{block_on, eprint_line, print_line};
 use crate::config::Config;
 
@@ -132,7 +132,7 @@ fn print_json(mut sandboxes: Vec<Value>, runs: &[Line]) -> Result<(), Error> {
         run["kind"] = json!("run");
         sandboxes.push(run);
     }
-    say_json(&Value::Array(sandboxes))
+    print_json(&Value::Array(sandboxes))
 }
 
 /// A run that is removed meanwhile is skipped.

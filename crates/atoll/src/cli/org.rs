@@ -10,7 +10,7 @@ use comfy_table::Table;
 use serde_json::{Value, json};
 
 use super::sandbox::{seconds, since, span};
-use super::server_args::{Remote, plain, say_json, text};
+use super::server_args::{Remote, plain, print_json, text};
 use super::{print_error, print_line};
 use crate::config::Config;
 
@@ -163,7 +163,7 @@ impl Set {
 
 fn show(org: &Value, json: bool) -> Result<(), Error> {
     if json {
-        return say_json(org);
+        return print_json(org);
     }
     print_line(text(org, "orgID"));
     Ok(())
@@ -175,7 +175,7 @@ impl Ls {
             .remote
             .with(config, async |client| client.list("/orgs", &[]).await)?;
         if self.json {
-            return say_json(&Value::Array(orgs));
+            return print_json(&Value::Array(orgs));
         }
         let mut table = Table::new();
         table.load_style(comfy_table::presets::NOTHING);

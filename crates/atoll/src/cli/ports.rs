@@ -8,7 +8,7 @@ use clap::Args;
 use comfy_table::Table;
 
 use super::print_line;
-use super::server_args::{Remote, below, find, say_json, text};
+use super::server_args::{Remote, below, find, print_json, text};
 use crate::config::Config;
 
 /// List the listening ports of a sandbox.
@@ -35,7 +35,7 @@ impl Ports {
                 .await
         })?;
         if self.json {
-            say_json(&ports)?;
+            print_json(&ports)?;
             return Ok(ExitCode::SUCCESS);
         }
         let mut table = Table::new();

@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::rm::find_run;
-use super::server_args::{Remote, below, fields, find, plain, say_json, text};
+use super::server_args::{Remote, below, fields, find, plain, print_json, text};
 use super::template::variables;
 use super::{eprint_line, print_error, print_line};
 use crate::config::Config;
@@ -249,7 +249,7 @@ impl Create {
             .remote
             .with(config, async |client| create(client, &body).await)?;
         if self.json {
-            return say_json(&made);
+            return print_json(&made);
         }
         print_line(text(&made, "sandboxID"));
         if let Some(notice) = lifetime::notice(&made) {
@@ -364,7 +364,7 @@ impl Ls {
             .remote
             .with(config, async |client| self.filter.list(client).await)?;
         if self.json {
-            return say_json(&Value::Array(all));
+            return print_json(&Value::Array(all));
         }
         if self.quiet {
             for sandbox in &all {
@@ -427,7 +427,7 @@ impl Get {
             client.send_json(&Request::get(below(&id, &[]))).await
         })?;
         if self.json {
-            return say_json(&sandbox);
+            return print_json(&sandbox);
         }
         print_line(&fields(&sandbox).to_string());
         Ok(())
@@ -498,7 +498,7 @@ impl Timeout {
             client.send_json(&Request::get(below(&id, &[]))).await
         })?;
         if self.json {
-            return say_json(&sandbox);
+            return print_json(&sandbox);
         }
         match text(&sandbox, "endAt") {
             "" => print_line("without end"),

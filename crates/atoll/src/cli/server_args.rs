@@ -62,7 +62,7 @@ impl Remote {
     }
 
     /// The URL from the command line only.
-    pub(crate) fn said(&self) -> Option<(String, Option<String>)> {
+    pub(crate) fn url_argument(&self) -> Option<(String, Option<String>)> {
         self.url.clone().map(|url| (url, None))
     }
 
@@ -192,7 +192,7 @@ pub(crate) fn text<'a>(value: &'a Value, name: &str) -> &'a str {
 }
 
 /// Prints JSON.
-pub(crate) fn say_json(value: &Value) -> Result<(), Error> {
+pub(crate) fn print_json(value: &Value) -> Result<(), Error> {
     let text = serde_json::to_string_pretty(value);
     print_line(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
     Ok(())

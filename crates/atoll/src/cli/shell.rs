@@ -234,7 +234,7 @@ impl<'a> Session<'a> {
                 break self.over(error).await;
             }
             if !patience.is_retry() {
-                say_aside("the connection broke; waiting for the server. Ctrl-C gives up");
+                print_in_raw_mode("the connection broke; waiting for the server. Ctrl-C gives up");
             }
             let again = async {
                 patience.after(self.client, failure).await?;
@@ -390,6 +390,6 @@ async fn interrupted(keys: &mut mpsc::Receiver<Vec<u8>>, held: &mut Vec<u8>) {
 }
 
 /// Prints a message while the terminal is in raw mode.
-fn say_aside(line: &str) {
+fn print_in_raw_mode(line: &str) {
     let _ = write!(std::io::stderr(), "\r\n[atoll: {line}]\r\n");
 }

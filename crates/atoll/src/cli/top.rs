@@ -17,7 +17,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::print_line;
 use super::run::Signals;
 use super::sandbox::{since, span, state, until};
-use super::server_args::{Remote, below, plain, say_json, text};
+use super::server_args::{Remote, below, plain, print_json, text};
 use crate::config::Config;
 
 /// Maximum number of sandboxes whose usage is requested.
@@ -64,7 +64,7 @@ impl Top {
             }
             let seen = look(client, &mut latencies).await?;
             if self.json {
-                return say_json(&json!({ "pool": seen.pool, "sandboxes": seen.sandboxes }));
+                return print_json(&json!({ "pool": seen.pool, "sandboxes": seen.sandboxes }));
             }
             print_line(page(client, &seen, &latencies, None).trim_end());
             Ok(())

@@ -21,7 +21,7 @@ use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
 use super::super::server_args::plain;
-use super::{bar, tell_left_out};
+use super::{bar, report_skipped};
 
 /// Size of a chunk.
 const CHUNK: usize = 256 << 10;
@@ -109,7 +109,7 @@ pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Res
             format!("{} ({})", part("name"), part("why"))
         })
         .collect();
-    tell_left_out(answer["skipped"].as_u64().unwrap_or(0), &skipped);
+    report_skipped(answer["skipped"].as_u64().unwrap_or(0), &skipped);
     Ok(())
 }
 
@@ -139,7 +139,7 @@ async fn send_tree(
     });
     let answer = answer.await?;
     let (count, names) = &*left_out.lock().unwrap_or_else(PoisonError::into_inner);
-    tell_left_out(*count, names);
+    report_skipped(*count, names);
     Ok(answer)
 }
 

@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 
 use super::super::server_args::plain;
 use super::download::unwritable;
-use super::{bar, tell_left_out};
+use super::{bar, report_skipped};
 
 /// Timeout between two parts of the response.
 const SILENCE: Duration = Duration::from_mins(1);
@@ -72,7 +72,7 @@ pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Res
         shown.finish_and_clear();
         let (count, names) =
             unpacked.map_err(|error| Error::new(Code::Internal, error.to_string()))??;
-        tell_left_out(count, &names);
+        report_skipped(count, &names);
         return Ok(());
     }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::Common;
-use crate::cli::server_args::{find, plain, say_json, text};
+use crate::cli::server_args::{find, plain, print_json, text};
 use crate::cli::{eprint_line, print_line};
 use crate::config::Config;
 
@@ -52,7 +52,7 @@ impl Search {
             client.send_json(&Request::get(path)).await
         })?;
         if self.json {
-            return say_json(&found);
+            return print_json(&found);
         }
         for file in found["results"].as_array().into_iter().flatten() {
             print_line(&line(&self.path, file));

@@ -100,7 +100,8 @@ impl Session {
         let mut body = body.clone();
         body.extend(said);
         let made = create(&self.client, &body.into()).await?;
-        self.made().insert(text(&made, "sandboxID").to_owned());
+        self.lock_created()
+            .insert(text(&made, "sandboxID").to_owned());
         Ok(made)
     }
 
@@ -120,7 +121,7 @@ impl Session {
 
     /// Forgets a deleted sandbox. If it was the default one, the next call creates another.
     async fn forget(&self, id: &str) -> bool {
-        self.made().remove(id);
+        self.lock_created().remove(id);
         let mut usual = self.usual.lock().await;
         usual.take_if(|usual| usual == id).is_some()
     }
@@ -162,7 +163,7 @@ impl Session {
             (Code::SandboxNotFound, SandboxScope::Own { .. }) => {
                 error.remedy("list_sandboxes tells which there are")
             }
-            (Code::SandboxStopped, _) if self.made().contains(name) => {
+            (Code::SandboxStopped, _) if self.lock_created().contains(name) => {
                 let start = Request::post(below(name, &["start"]), &json!({})).idempotent();
                 match self.client.send_buffered(&start).await {
                     Ok(_) => say(format!("{}; it was started again", error.message))
@@ -194,13 +195,13 @@ impl Session {
         let body = json!({ "timeout": timeout.as_secs() });
         loop {
             sleep((timeout / 3).max(Duration::from_secs(1))).await;
-            let made = self.made().clone();
+            let made = self.lock_created().clone();
             for id in made {
                 let request = Request::post(below(&id, &["timeout"]), &body).idempotent();
                 match self.client.send_buffered(&request).await {
                     // The next call that uses the sandbox reports the error.
                     Err(error) if error.code == Code::SandboxNotFound => {
-                        self.made().remove(&id);
+                        self.lock_created().remove(&id);
                     }
                     _ => {}
                 }
@@ -212,7 +213,7 @@ impl Session {
     pub(super) async fn end(&self, keep: bool) {
         let ended = timeout(END, async {
             let _alone = self.calls.write().await;
-            let made = self.made().clone();
+            let made = self.lock_created().clone();
             for id in made.iter().filter(|_| !keep) {
                 match self
                     .client
@@ -223,13 +224,13 @@ impl Session {
                         eprint_line(&format!("atoll: {id} is left: {error}"));
                     }
                     _ => {
-                        self.made().remove(id);
+                        self.lock_created().remove(id);
                     }
                 }
             }
         });
         if ended.await.is_err() {
-            let left: Vec<String> = self.made().iter().cloned().collect();
+            let left: Vec<String> = self.lock_created().iter().cloned().collect();
             eprint_line(&format!(
                 "atoll: the server does not answer; what was made may be left: {}",
                 left.join(", ")
@@ -237,7 +238,7 @@ impl Session {
         }
     }
 
-    fn made(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    fn lock_created(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.made.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -39,7 +39,7 @@ impl Run {
         // From here on signals are forwarded to the command; the sandbox must not outlive this
         // process.
         let mut signals = Signals::new()?;
-        let made = made(client, &body, &mut signals).await?;
+        let made = create_unless_signalled(client, &body, &mut signals).await?;
         let id = text(&made, "sandboxID");
         let done = tokio::select! {
             done = self.in_served(client, id, limits, &mut signals) => done,
@@ -139,7 +139,11 @@ impl Run {
 
 /// Creates the sandbox. If a signal arrives first, a sandbox that is created nevertheless is
 /// deleted.
-async fn made(client: &Client, body: &Value, signals: &mut Signals) -> Result<Value, Error> {
+async fn create_unless_signalled(
+    client: &Client,
+    body: &Value,
+    signals: &mut Signals,
+) -> Result<Value, Error> {
     let making = create(client, body);
     tokio::pin!(making);
     let number = tokio::select! {

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::print_line;
-use super::super::server_args::{Remote, below, find, say_json, text};
+use super::super::server_args::{Remote, below, find, print_json, text};
 use crate::config::Config;
 
 /// Show the network and the network rules of a sandbox, or replace them.
@@ -49,7 +49,7 @@ impl Rules {
             client.send_json(&Request::get(path)).await
         })?;
         if self.json {
-            return say_json(&network);
+            return print_json(&network);
         }
         print_line(&shown(&network));
         Ok(())

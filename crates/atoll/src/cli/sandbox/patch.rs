@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args};
 use serde_json::{Map, Value, json};
 
 use super::super::print_line;
-use super::super::server_args::{Remote, below, find, say_json, text};
+use super::super::server_args::{Remote, below, find, print_json, text};
 use super::{End, mebibytes, pairs, seconds};
 use crate::config::Config;
 
@@ -90,7 +90,7 @@ impl Patch {
             change(client, &id, &body, timeout).await
         })?;
         if self.json {
-            return say_json(&sandbox);
+            return print_json(&sandbox);
         }
         print_line(text(&sandbox, "sandboxID"));
         Ok(())

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::cli::commands::command_line;
 use crate::cli::sandbox::since;
-use crate::cli::server_args::{Remote, below, each, find, say_json, shortened, text};
+use crate::cli::server_args::{Remote, below, each, find, print_json, shortened, text};
 use crate::cli::{block_on, print_line};
 use crate::config::Config;
 
@@ -74,7 +74,7 @@ impl Ls {
             list(client, &sandbox).await
         })?;
         if self.json {
-            say_json(&Value::Array(all))?;
+            print_json(&Value::Array(all))?;
         } else if self.quiet {
             for terminal in &all {
                 print_line(text(terminal, "ptyID"));

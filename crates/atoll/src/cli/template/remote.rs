@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::cp::pack;
 use super::super::print_line;
-use super::super::server_args::{plain, say_json, text};
+use super::super::server_args::{plain, print_json, text};
 use super::{Template, metadata};
 
 impl Template {
@@ -73,7 +73,7 @@ fn check(client: &Client, flag: &str, is_given: bool) -> Result<(), Error> {
 async fn list(client: &Client, json: bool) -> Result<(), Error> {
     let all = client.list("/templates", &[]).await?;
     if json {
-        return say_json(&Value::Array(all));
+        return print_json(&Value::Array(all));
     }
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);

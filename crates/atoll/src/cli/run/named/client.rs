@@ -92,7 +92,7 @@ impl Client<'_> {
             ..
         } = exec;
         let missing = control.output_range().0;
-        tell_lost(missing);
+        report_lost_output(missing);
         self.pass_input(&control);
         let outputs = async {
             tokio::try_join!(
@@ -104,7 +104,7 @@ impl Client<'_> {
             passed = outputs => drop(passed?),
             away = forward_signals(signals, &control) => return Err(away),
         }
-        tell_lost(stdout.lost_bytes().saturating_sub(missing));
+        report_lost_output(stdout.lost_bytes().saturating_sub(missing));
         tokio::select! {
             status = control.wait() => Ok(status),
             away = forward_signals(signals, &control) => Err(away),
@@ -212,7 +212,7 @@ async fn pass_output(
     }
 }
 
-fn tell_lost(bytes: u64) {
+fn report_lost_output(bytes: u64) {
     if bytes > 0 {
         eprint_line(&format!(
             "atoll: {} of its output are missing here: more was written than is kept",
