@@ -188,7 +188,7 @@ fn names(bits: u64, known: &[(&str, u64)]) -> String {
 }
 
 /// A plan in words, or the refusal.
-fn told(spec: &Spec, facts: &Facts) -> String {
+fn render(spec: &Spec, facts: &Facts) -> String {
     match plan(spec, facts) {
         Ok(plan) => describe(&plan),
         Err(Error::Unsupported {
@@ -204,7 +204,7 @@ fn told(spec: &Spec, facts: &Facts) -> String {
 
 /// What changes against the ordinary plan on the same host: `-` is gone, `+` is new.
 fn changes(spec: &Spec, facts: &Facts, ordinary: &Spec, usual: &Facts) -> String {
-    let (before, after) = (told(ordinary, usual), told(spec, facts));
+    let (before, after) = (render(ordinary, usual), render(spec, facts));
     let lacks = |text: &str, line: &str| !text.lines().any(|known| known == line);
     let gone = before
         .lines()
@@ -219,7 +219,7 @@ fn changes(spec: &Spec, facts: &Facts, ordinary: &Spec, usual: &Facts) -> String
 
 #[test]
 fn the_ordinary_sandbox_on_cgroup_v1() {
-    insta::assert_snapshot!(told(&spec(), &facts()));
+    insta::assert_snapshot!(render(&spec(), &facts()));
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn limits_are_written_where_each_controller_is() {
     hybrid.cgroups.v2_controllers = vec!["pids".into()];
     let mut v2_with_swap = v2();
     v2_with_swap.cgroups.swap = true;
-    let told: Vec<String> = [
+    let differences: Vec<String> = [
         ("v1 with swap", with_swap),
         ("hybrid", hybrid),
         ("v2", v2()),
@@ -240,11 +240,11 @@ fn limits_are_written_where_each_controller_is() {
     .iter()
     .map(|(name, host)| format!("{name}\n{}", changes(&spec(), host, &spec(), &facts())))
     .collect();
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(differences.join("\n"));
 }
 
 #[test]
-fn what_is_asked_for_changes_the_plan_and_nothing_else() {
+fn only_requested_options_change_the_plan() {
     type Change = fn(&mut Spec);
     let cases: [(&str, Change); 7] = [
         ("half a processor", |spec| spec.millicpus = 500),
@@ -266,15 +266,18 @@ fn what_is_asked_for_changes_the_plan_and_nothing_else() {
             spec.ids.base += spec.ids.count;
         }),
     ];
-    let told: Vec<String> = cases
+    let differences: Vec<String> = cases
         .iter()
         .map(|(name, change)| {
-            let mut asked = spec();
-            change(&mut asked);
-            format!("{name}\n{}", changes(&asked, &facts(), &spec(), &facts()))
+            let mut requested = spec();
+            change(&mut requested);
+            format!(
+                "{name}\n{}",
+                changes(&requested, &facts(), &spec(), &facts())
+            )
         })
         .collect();
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(differences.join("\n"));
 }
 
 #[test]
@@ -317,7 +320,7 @@ fn a_smaller_host_changes_the_plan() {
         detached_layers: false,
         ..v2()
     };
-    let told: Vec<String> = [
+    let differences: Vec<String> = [
         ("one processor", one),
         ("few open files", few_files),
         ("a bare /proc", bare_proc),
@@ -326,7 +329,7 @@ fn a_smaller_host_changes_the_plan() {
     .iter()
     .map(|(name, host)| format!("{name}\n{}", changes(&spec(), host, &spec(), &facts())))
     .collect();
-    insta::assert_snapshot!(told.join("\n"));
+    insta::assert_snapshot!(differences.join("\n"));
 }
 
 #[test]
@@ -357,15 +360,15 @@ fn a_host_that_cannot_isolate_is_refused_with_a_remedy() {
             facts.cgroups.v2_controllers = vec!["cpu".into(), "memory".into()];
         }),
     ];
-    let mut told_all = String::new();
+    let mut refusals = String::new();
     for (name, change) in cases {
         let mut host = facts();
         change(&mut host);
-        let told = told(&spec(), &host);
-        assert!(told.starts_with("unsupported"), "{name}: {told}");
-        let _ = writeln!(told_all, "{name}\n{told}");
+        let refusal = render(&spec(), &host);
+        assert!(refusal.starts_with("unsupported"), "{name}: {refusal}");
+        let _ = writeln!(refusals, "{name}\n{refusal}");
     }
-    insta::assert_snapshot!(told_all);
+    insta::assert_snapshot!(refusals);
 }
 
 #[test]
@@ -397,11 +400,11 @@ fn size_matches_the_plan_and_its_difference_is_minimal() {
         let whole = plan(&small, &facts).expect("a plan");
         assert_eq!(new.limits, whole.limits);
         assert_eq!(new.processors, whole.inside.processors);
-        let told = new.since(&old);
+        let update = new.since(&old);
         let mut views = whole.inside.views;
-        views.retain(|view| told.views.contains(view));
-        assert_eq!(views, told.views, "nothing but what a plan would tell");
-        let paths: Vec<&str> = told.views.iter().map(|(path, _)| path.as_str()).collect();
+        views.retain(|view| update.views.contains(view));
+        assert_eq!(views, update.views, "only views that the plan contains");
+        let paths: Vec<&str> = update.views.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(
             paths,
             [
