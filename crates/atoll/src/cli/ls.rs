@@ -92,7 +92,7 @@ impl Ls {
             Vec::new()
         };
         if self.json {
-            print_json(sandboxes, &runs)?;
+            print_list_json(sandboxes, &runs)?;
         } else if self.quiet {
             for sandbox in &sandboxes {
                 print_line(text(sandbox, "sandboxID"));
@@ -122,7 +122,7 @@ async fn runs(config: &Config) -> Result<Vec<Line>, Error> {
 }
 
 /// Sandboxes as in the API and runs, each with its `kind`.
-fn print_json(mut sandboxes: Vec<Value>, runs: &[Line]) -> Result<(), Error> {
+fn print_list_json(mut sandboxes: Vec<Value>, runs: &[Line]) -> Result<(), Error> {
     for sandbox in &mut sandboxes {
         sandbox["kind"] = json!("sandbox");
     }
