@@ -349,7 +349,7 @@ fn lifting_a_call_lifts_its_conditions_and_nothing_else() {
 }
 
 #[test]
-fn search_is_short_and_the_program_small() {
+fn program_is_small_and_its_search_is_short() {
     let program = SyscallPolicy::standard().compile();
     assert!(program.len() < 300, "{} instructions", program.len());
     let slowest = (0..500)

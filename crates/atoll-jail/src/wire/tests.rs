@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn messages_and_descriptors_arrive_together() {
+fn message_arrives_with_its_descriptors() {
     let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
     let (mut reader, writer) = std::io::pipe().expect("pipe");
     let exec = Exec {

@@ -50,7 +50,7 @@ fn layer_has_the_probe_and_nothing_else() {
 }
 
 #[test]
-fn words_streams_and_codes() {
+fn arguments_streams_and_exit_codes_pass_through() {
     assert_eq!(stdout_of(&["echo", "a", "b c"]), "a b c\n");
     assert_eq!(call(&["err", "x"]).stderr, b"x\n");
     assert_eq!(call(&["false"]).status.code(), Some(1));
@@ -221,7 +221,7 @@ fn daemon_keeps_running_and_process_tree_grows() {
 }
 
 #[test]
-fn attempts_are_read() {
+fn attempt_lines_parse() {
     let text = "mount:tmpfs errno EPERM\nfork errno EAGAIN count=12\ncwd ok /a b\nx64:34 signal SIGALRM\nx64:60 exited 0\nnoise\n";
     let found = attempts(text);
     let short: Vec<_> = found

@@ -76,7 +76,7 @@ fn arguments_are_listed_in_the_order_of_use() {
 
 /// A sandbox is the first argument of every command that takes one: `files rm SANDBOX PATH`.
 #[test]
-fn the_sandbox_comes_first() {
+fn sandbox_is_the_first_argument() {
     for (words, command) in every_command() {
         let names: Vec<String> = command
             .get_positionals()

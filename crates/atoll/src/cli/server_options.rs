@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn options_before_the_command_are_options_of_it() {
+    fn options_before_the_command_apply_to_the_command() {
         for (before, after) in [
             ("atoll --url http://a ls", "atoll ls --url http://a"),
             (

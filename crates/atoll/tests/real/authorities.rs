@@ -167,7 +167,7 @@ async fn every_sandbox_trusts_the_configured_authorities() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_without_a_bundle_gets_one() {
+async fn template_without_a_ca_bundle_gets_a_bundle() {
     let authority = Authority::new();
     let world = World::open_as(|config| config.authorities = vec![authority.pem.clone()]).await;
     let id = world.sandbox(Kind::Static).await;
@@ -177,7 +177,7 @@ async fn a_template_without_a_bundle_gets_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_terminals_and_runs_have_the_variables() {
+async fn commands_terminals_and_runs_have_the_ca_variables() {
     let authority = Authority::new();
     let file = authority.file();
     let file = file.to_str().unwrap();
@@ -200,7 +200,7 @@ async fn commands_terminals_and_runs_have_the_variables() {
 }
 
 #[test]
-fn a_bad_file_refuses_the_start() {
+fn invalid_authorities_file_prevents_the_start() {
     let scratch = Scratch::new();
     let file = scratch.join("ca.pem");
     std::fs::write(&file, "no certificate").unwrap();

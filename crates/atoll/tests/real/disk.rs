@@ -150,7 +150,7 @@ async fn plain_storage_has_advisory_limits_and_refuses_others() {
 
 /// ext4 with blocks of 4 KiB ends one block before 16 TiB; a btrfs goes far beyond (C04).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_of_sixteen_terabytes_is_refused_or_takes_nothing() {
+async fn sixteen_terabyte_file_is_refused_or_takes_no_space() {
     const HUGE: u64 = 16 << 40;
     let scratch = Scratch::new();
     let disk = atoll_testkit::Cage::disk(scratch.path(), 1 << 30);
@@ -274,7 +274,7 @@ async fn disk_usage_and_embryo_limits_work_on_both_storages() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_of_one_program_works_on_an_image_too() {
+async fn template_of_one_program_works_on_an_image() {
     let scratch = Scratch::new();
     let world = open(&data(scratch.path()), Storage::Image).await;
     let id = world.sandbox(Kind::Static).await;

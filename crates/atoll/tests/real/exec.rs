@@ -56,7 +56,7 @@ async fn a_megabyte_of_arguments_and_of_environment_arrives() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_arguments_than_the_kernel_takes_are_refused_and_harm_nothing() {
+async fn too_many_arguments_are_refused_without_side_effects() {
     in_both(async |world, id| {
         for count in [30, 60, 600] {
             let mut argv = vec!["/probe".to_owned(), "echo".to_owned()];

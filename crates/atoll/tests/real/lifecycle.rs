@@ -113,7 +113,7 @@ async fn sandboxes_are_made_listed_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_deletes_at_once_one_wins() {
+async fn one_of_two_concurrent_deletes_succeeds() {
     let world = World::open().await;
     for _ in 0..10 {
         let id = world.sandbox(Kind::Static).await;
@@ -173,7 +173,7 @@ async fn a_delete_ends_commands_and_file_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twenty_are_made_and_deleted_at_once() {
+async fn twenty_sandboxes_are_created_and_deleted_concurrently() {
     let world = World::open().await;
     let mut work = JoinSet::new();
     for number in 0..20_u32 {
@@ -256,7 +256,7 @@ async fn briefly_attached_layers_are_invisible_to_other_sandboxes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_leaves_no_half_sandbox() {
+async fn cancelled_create_leaves_no_partial_sandbox() {
     let world = World::open().await;
     let tag = world.runtime.tag().to_owned();
     let mut begun = 0;
@@ -277,7 +277,7 @@ async fn a_caller_that_goes_away_leaves_no_half_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_does_not_stop_a_delete() {
+async fn cancelled_delete_call_still_completes() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let pid = world.runtime.host_pid(&id).unwrap();

@@ -149,7 +149,7 @@ async fn a_wider_bounding_set_would_widen_setuid() {
 
 /// A template with `sudo: false` has both; each is enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_sudo_setuid_gains_nothing() {
+async fn setuid_without_sudo_gains_nothing() {
     for (nosuid, no_new_privs) in [(true, true), (true, false), (false, true)] {
         let world = World::open_with(move |plan| {
             plan.nosuid = nosuid;

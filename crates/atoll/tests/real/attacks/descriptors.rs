@@ -54,7 +54,7 @@ async fn a_program_has_three_descriptors_and_none_of_pid_1() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_on_a_terminal_has_three_descriptors_and_none_of_pid_1() {
+async fn terminal_program_has_three_descriptors_and_none_of_pid_1() {
     check_on(Streams::Terminal, &INVENTORY).await;
 }
 

@@ -237,11 +237,11 @@ fn random_seed() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_system_calls_of_root_leave_host_and_neighbour_intact() {
+async fn random_syscalls_of_root_leave_host_and_neighbour_intact() {
     check_random_calls("root").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_system_calls_of_a_user_leave_host_and_neighbour_intact() {
+async fn random_syscalls_of_a_user_leave_host_and_neighbour_intact() {
     check_random_calls("user").await;
 }

@@ -223,7 +223,7 @@ fn root_of<'a>(found: &'a [Attempt], what: &str) -> Option<(&'a str, &'a str)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_root_directory_cannot_be_left() {
+async fn pivot_root_and_chroot_do_not_leave_the_root_directory() {
     check(&Case {
         probe: &["a10-root"],
         place: "/",

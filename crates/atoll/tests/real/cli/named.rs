@@ -232,7 +232,7 @@ fn invalid_names_and_other_commands_are_refused_with_a_hint() {
 }
 
 #[test]
-fn an_interrupt_reaches_the_command_also_after_another_client_began_it() {
+fn interrupt_reaches_a_command_started_by_another_client() {
     let named = Named::new("interrupted");
     kill(named.begin(&[], "echo ready; sleep 1000"), Signal::KILL);
     let tag = named.tag();
@@ -246,7 +246,7 @@ fn an_interrupt_reaches_the_command_also_after_another_client_began_it() {
 }
 
 #[test]
-fn a_lost_terminal_neither_ends_the_command_nor_holds_it_up() {
+fn lost_terminal_neither_ends_nor_blocks_the_command() {
     let named = Named::new("hangup");
     let client = named.begin(&["--timeout", "60s"], &format!("{LINES}; exit 7"));
     let tag = named.tag();

@@ -9,7 +9,7 @@ use super::{atoll, done, own_data, told};
 
 /// Command lines and their expected output, including hints.
 #[test]
-fn a_run_ends_as_a_shell_user_expects() {
+fn run_output_and_exit_codes_match_those_of_a_shell() {
     let cases: &[(&[&str], &str)] = &[
         (&["--", "python3", "-c", "print(6*7)"], "42\nexit 0"),
         (&["--", "sh", "-c", "exit 7"], "exit 7"),
@@ -90,7 +90,7 @@ fn a_run_ends_as_a_shell_user_expects() {
 }
 
 #[test]
-fn a_run_that_cannot_begin_leaves_nothing() {
+fn run_that_fails_to_start_leaves_no_residue() {
     let scratch = Scratch::new();
     let data = own_data(&scratch);
     let run = |words: &[&str], name: &[&str]| {

@@ -38,14 +38,14 @@ fn code(child: &mut Child) -> i32 {
 }
 
 #[test]
-fn an_interrupt_reaches_the_command_and_its_code_comes_back() {
+fn interrupt_reaches_the_command_and_its_exit_code_returns() {
     let (mut child, _output) = started("echo ready; exec sleep 1000");
     send(&child, Signal::INT);
     assert_eq!(code(&mut child), 130);
 }
 
 #[test]
-fn a_command_that_handles_a_signal_decides_itself() {
+fn command_that_handles_a_signal_sets_the_exit_code() {
     let (mut child, mut output) =
         started("trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done");
     send(&child, Signal::TERM);

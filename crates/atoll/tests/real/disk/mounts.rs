@@ -129,7 +129,7 @@ fn lasting(storage: Storage) -> impl FnOnce(&mut Config) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lasting_image_is_taken_over_mounted_again_and_remembered() {
+async fn persistent_image_is_taken_over_remounted_and_remembered() {
     let scratch = Scratch::new();
     let data = data(scratch.path());
     let world = World::open_stored(&data, lasting(Storage::Image)).await;

@@ -167,7 +167,7 @@ async fn a_signal_reaches_the_whole_process_group() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_reaches_everything_the_command_started() {
+async fn kill_reaches_every_process_of_the_command() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let line = "/probe daemon 300; setsid /probe ignore-term 300 & exec /probe ignore-term 300";
@@ -205,7 +205,7 @@ async fn a_signal_spares_other_commands() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_goes_away_kills_nothing() {
+async fn dropped_exec_handle_kills_no_command() {
     in_both(async |world, id| {
         let spec = probe_spec(&["tree-of-processes", "2", "300"]);
         let mut exec = world.runtime.exec(id, spec).await.unwrap();

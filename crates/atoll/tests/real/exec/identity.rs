@@ -50,7 +50,7 @@ async fn an_unknown_user_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn groups_of_the_sandboxs_own_files_count() {
+async fn supplementary_groups_come_from_the_files_of_the_sandbox() {
     in_both(async |world, id| {
         // Only one of the two kinds has one.
         world.probe(id, "root", &["remove", "/etc"]).await;
@@ -108,7 +108,7 @@ async fn a_command_has_three_descriptors() {
 
 /// As scripts do: a second open checks permissions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_may_open_its_own_streams() {
+async fn command_can_reopen_its_standard_streams() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let line = "cat /dev/stdin; echo out > /dev/stdout; echo err > /dev/stderr";

@@ -96,7 +96,7 @@ async fn copy_replaces_an_existing_target_only_with_replace() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_is_copied_with_all_that_is_in_it() {
+async fn directory_is_copied_recursively() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.mkdir("/from/a/b").await;

@@ -177,7 +177,7 @@ async fn an_unknown_caller_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_of_one_binary_stays_one_binary() {
+async fn template_of_one_binary_gets_only_mount_points() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let listed = said(&world.probe(&id, "root", &["ls", "/"]).await).to_owned();

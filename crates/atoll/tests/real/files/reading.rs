@@ -9,7 +9,7 @@ use super::{Files, code, owner, user};
 use crate::harness::{in_both, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_of_a_file_is_read() {
+async fn range_of_a_file_is_read() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let all = pattern(300_000).to_vec();
@@ -126,7 +126,7 @@ async fn file_calls_and_commands_see_the_same_files() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_path_is_described() {
+async fn stat_describes_a_path() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let now = SystemTime::now()

@@ -19,7 +19,7 @@ async fn inode(files: &Files<'_>, path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_sees_the_old_file_or_the_new_one() {
+async fn reader_sees_either_the_old_or_the_new_file() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let size = 100_000;

@@ -315,7 +315,7 @@ async fn forty_calls_at_once_do_not_mix() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_in_a_sandbox_that_is_full_of_processes_names_the_limit() {
+async fn file_call_at_the_process_limit_names_the_limit() {
     let world = World::open().await;
     let id = world
         .sandbox_spec(Kind::Static, |spec| spec.limits.pids = 8)

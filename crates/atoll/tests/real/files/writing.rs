@@ -52,7 +52,7 @@ fn hash(mut file: &File) -> Fnv64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_hundred_megabytes_go_in_and_out() {
+async fn three_hundred_megabytes_are_written_and_read() {
     const SIZE: u64 = 300_000_007;
     let scratch = Scratch::new();
     let path = scratch.join("source");
@@ -218,7 +218,7 @@ async fn special_files_are_not_written() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_goes_through_links() {
+async fn write_follows_links() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.mkdir("/real").await;
@@ -254,7 +254,7 @@ async fn a_write_goes_through_links() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_users_rights_count() {
+async fn writes_are_checked_against_the_user_permissions() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/roots", "old").await;
@@ -288,7 +288,7 @@ async fn the_users_rights_count() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_comes_while_bytes_are_still_sent() {
+async fn refusal_arrives_while_bytes_are_still_sent() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         let much = vec![b'x'; 8 << 20];

@@ -43,7 +43,7 @@ fn of_static() -> SandboxSpec {
 }
 
 #[test]
-fn a_warm_sandbox_gets_its_network_and_its_policy_at_the_claim() {
+fn warm_sandbox_gets_its_network_and_policy_at_the_claim() {
     Scene::with(async |_| {
         let world = warm(2).await;
         assert!(traces().is_empty());

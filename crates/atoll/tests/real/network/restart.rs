@@ -212,7 +212,7 @@ fn links_of_sandboxes_that_died_with_the_server_are_not_reused() {
 }
 
 #[test]
-fn a_server_that_ends_without_a_linked_sandbox_removes_its_rules_and_links() {
+fn server_without_linked_sandboxes_removes_its_rules_on_exit() {
     Scene::with(async |_| {
         let place = Place::new();
         let runtime = open(&place.data(), true).await;
@@ -251,7 +251,7 @@ fn atoll(data: &Path, words: &[&str]) -> String {
 }
 
 #[test]
-fn rules_of_a_killed_server_are_found_by_doctor_and_removed_by_gc() {
+fn doctor_finds_and_gc_removes_rules_of_a_killed_server() {
     Scene::with(async |_| {
         let place = Place::new();
         let server = serve(&place, true);

@@ -104,7 +104,7 @@ fn family(root: i32) -> BTreeSet<i32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_ends_by_sigterm_takes_its_pool_and_keeper_along() {
+async fn sigterm_ends_the_pool_and_the_keeper_with_the_server() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&serde_json::json!({})).await;

@@ -20,7 +20,7 @@ fn lives(pid: i32) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_cannot_be_read_stops_the_server_and_no_sandbox() {
+async fn unreadable_record_stops_the_server_and_no_sandbox() {
     let place = Place::new();
     let runtime = place.open().await;
     let [one, other] = [runtime.create(spec()), runtime.create(spec())];

@@ -129,7 +129,7 @@ fn touch(path: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heavy_a_tree_of_a_million_entries_is_watched_within_limits() {
+async fn heavy_tree_of_a_million_entries_is_watched_within_limits() {
     let scratch = Scratch::new();
     let tree = Tree::new(&scratch);
     let world = World::open().await;

@@ -76,7 +76,7 @@ async fn a_fork_bomb_ends_at_the_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_the_limit_a_fork_bomb_goes_on() {
+async fn fork_bomb_continues_without_the_limit() {
     let world = World::open_with(|plan| {
         plan.limits
             .v1
@@ -165,7 +165,7 @@ async fn met(world: &World, id: &SandboxId, user: &str, deadline: Duration) -> b
 
 /// The control: what ends by itself leaves its daemons, which no signal to its group or session would have reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_deadline_daemons_stay_until_the_sandbox_is_deleted() {
+async fn daemons_without_a_deadline_live_until_the_sandbox_is_deleted() {
     let world = World::open().await;
     let id = small(&world, Kind::Static).await;
     said(&world.probe(&id, "user", &["c01-daemons", "20"]).await);
