@@ -50,19 +50,19 @@ programs! {
     files_work_in_python => "files.py";
     files_work_in_asynchronous_python => "files_async.py";
     files_work_in_node => "files.mjs";
-    an_answer_that_is_lost_is_asked_for_again_in_python => "retries.py";
-    what_comes_later_says_so_in_python => "later.py";
-    what_comes_later_says_so_in_node => "later.mjs";
+    lost_response_is_retried_in_python => "retries.py";
+    unsupported_features_are_reported_in_python => "later.py";
+    unsupported_features_are_reported_in_node => "later.mjs";
 }
 
 #[test]
-fn packets_are_stopped_as_python_asks_for_it() {
+fn packet_filter_applies_rules_set_by_python() {
     Scene::with(async |_| check("network.py").await);
 }
 
 /// The way that is to last: a domain alone, with TLS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_domain_alone_leads_to_the_server_and_into_its_sandboxes() {
+async fn domain_alone_reaches_the_server_and_its_sandboxes() {
     const DOMAIN: &str = "box.test";
     let files = Scratch::new();
     let names = [DOMAIN.to_owned(), format!("*.{DOMAIN}")];
@@ -152,7 +152,7 @@ async fn check(program: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_too_often_is_told_so_in_python_and_node() {
+async fn rate_limit_is_reported_in_python_and_node() {
     let mut server = Server::start_with(&["--rate-limit", "5"]).await;
     let url = format!("http://{}", server.address());
     let variables = exports(&server, &["--url", &url]);

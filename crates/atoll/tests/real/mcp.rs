@@ -40,13 +40,13 @@ fn bad(server: &Server) -> Cutter {
 programs! {
     agents_work_with_every_tool => "tools.py";
     agents_work_with_every_tool_over_a_bad_line => "tools.py", bad;
-    what_is_wrong_is_told_to_agents => "faults.py";
-    what_is_wrong_is_told_to_agents_over_a_bad_line => "faults.py", bad;
-    commands_of_agents_are_bounded_told_and_cancelled => "commands.py";
-    commands_of_agents_are_bounded_told_and_cancelled_over_a_bad_line => "commands.py", bad;
-    a_session_removes_what_it_made => "sessions.py";
-    a_session_removes_what_it_made_over_a_bad_line => "sessions.py", bad;
-    a_session_outlives_its_server => "restart.py";
+    errors_are_reported_to_agents => "faults.py";
+    errors_are_reported_to_agents_over_a_bad_line => "faults.py", bad;
+    agent_commands_are_bounded_reported_and_cancelled => "commands.py";
+    agent_commands_are_bounded_over_a_bad_line => "commands.py", bad;
+    session_removes_its_sandboxes => "sessions.py";
+    session_removes_its_sandboxes_over_a_bad_line => "sessions.py", bad;
+    session_survives_a_server_restart => "restart.py";
 }
 
 /// A program that is tested with.

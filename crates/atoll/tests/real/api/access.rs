@@ -149,7 +149,7 @@ async fn key(client: &Client, body: Value) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_route_refuses_whoever_may_not() {
+async fn every_route_refuses_unauthorized_callers() {
     let server = Server::start().await;
     let admin = server.client();
     let id = admin.sandbox(&json!({ "timeout": 0 })).await;
@@ -282,7 +282,7 @@ async fn every_route_refuses_whoever_may_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operators_socket_needs_no_key_and_is_roots_alone() {
+async fn operators_socket_needs_no_key_and_belongs_to_root() {
     use std::os::unix::fs::PermissionsExt as _;
     let server = Server::start().await;
     for name in ["run/api.sock", "admin.key"] {

@@ -24,7 +24,7 @@ async fn unpack(client: &Client, id: &str, rest: &str, archive: Vec<u8>) -> Answ
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_comes_back_as_it_was() {
+async fn archived_directory_round_trips() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -71,7 +71,7 @@ async fn a_directory_comes_back_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_tar_packs_curl_sends() {
+async fn curl_uploads_the_output_of_tar() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -263,7 +263,7 @@ async fn broken_archives_are_refused() {
 
 /// D02: a process inside turns a directory into a link and back while root unpacks into it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn d02_nothing_gets_through_a_directory_that_becomes_a_link() {
+async fn d02_unpacking_does_not_follow_swapped_links() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;

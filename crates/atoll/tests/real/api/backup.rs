@@ -12,7 +12,7 @@ use crate::cli::{atoll, told};
 use crate::harness::{DEADLINE, private};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {
+async fn backup_taken_under_load_restores_a_complete_server() {
     let server = Server::start().await;
     let client = server.client();
     let kept = client
@@ -106,7 +106,7 @@ async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {
 }
 
 #[test]
-fn a_backup_of_nothing_is_refused() {
+fn backup_of_a_missing_data_directory_is_refused() {
     let scratch = Scratch::new();
     let (data, target) = (scratch.join("data"), scratch.join("backup"));
     let words = [

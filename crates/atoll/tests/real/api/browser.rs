@@ -114,7 +114,7 @@ async fn state(client: &Client, id: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_elsewhere_gets_nowhere_and_a_listed_one_does() {
+async fn cross_origin_pages_are_blocked_unless_listed() {
     let port = pages().await;
     let friend = format!("http://friend.example:{port}");
     let server = Server::start_with(&["--dev", "--cors-origin", &friend]).await;
@@ -212,7 +212,7 @@ async fn listed(browser: &mut Chromium, friend: &str, url: &str, id: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_reference_shows_every_route_and_fits_a_telephone() {
+async fn api_reference_shows_every_route_and_fits_a_phone() {
     let server = Server::start().await;
     let client = server.client();
     let document = client.get("/openapi.json").await.json();

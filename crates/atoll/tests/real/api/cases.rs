@@ -52,7 +52,7 @@ fn header(line: &str) -> Option<(&str, &str)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_request_gets_its_answer() {
+async fn every_case_gets_its_expected_response() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -108,7 +108,7 @@ async fn every_request_gets_its_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_go_in_and_out_as_they_are() {
+async fn files_round_trip_unchanged() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -131,7 +131,7 @@ async fn files_go_in_and_out_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_that_is_too_large_for_one_request_is_refused_as_everything_is() {
+async fn oversized_stdin_is_refused_in_the_standard_error_format() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;

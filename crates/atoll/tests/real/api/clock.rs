@@ -52,7 +52,7 @@ async fn events(client: &Client, id: &str) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_was_set_while_no_server_ran_ends_nothing() {
+async fn clock_change_while_the_server_is_down_expires_nothing() {
     let other_boot = "UPDATE clock SET boot = 'another', boottime = 1;";
     for (by, boot) in [(HOUR, ""), (10 * YEAR, ""), (10 * YEAR, other_boot)] {
         let mut server = Server::start().await;
@@ -105,7 +105,7 @@ async fn a_clock_that_was_set_while_no_server_ran_ends_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_agrees_is_not_doubted() {
+async fn consistent_clock_extends_no_timeout() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 600 })).await;

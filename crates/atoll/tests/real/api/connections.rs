@@ -34,7 +34,7 @@ async fn rest(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn quiet_clients_are_let_go_and_hold_up_nobody() {
+async fn idle_clients_are_disconnected_without_delaying_others() {
     let words = ["--client-timeout", "1s", "--body-timeout", "1s"];
     let server = Server::start_with(&[&words[..], &["--max-connections", "8"]].concat()).await;
     let client = server.client();
@@ -80,7 +80,7 @@ async fn quiet_clients_are_let_go_and_hold_up_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_talks_slowly_but_does_is_heard() {
+async fn slow_clients_that_keep_sending_are_served() {
     let server = Server::start_with(&["--body-timeout", "5s"]).await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -136,7 +136,7 @@ async fn response(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_before_the_body_is_there_keeps_the_connection() {
+async fn early_error_response_keeps_the_connection() {
     let server = Server::start().await;
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     for (length, body) in [
@@ -163,7 +163,7 @@ async fn a_refusal_before_the_body_is_there_keeps_the_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_are_kept_between_requests_and_only_heads_are_hurried() {
+async fn keep_alive_connections_outlive_the_client_timeout() {
     let mut server = Server::start_with(&["--client-timeout", "1s", "--idle-timeout", "10s"]).await;
     let client = server.client();
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
@@ -186,7 +186,7 @@ async fn connections_are_kept_between_requests_and_only_heads_are_hurried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_without_a_key_is_kept_only_for_the_client_timeout() {
+async fn keyless_connection_idles_only_for_the_client_timeout() {
     let server = Server::start_with(&["--client-timeout", "1s"]).await;
     let unknown = server.client().with_key(Some("atl_0"));
     for asked in [None, Some(&unknown)] {
@@ -208,7 +208,7 @@ async fn a_connection_without_a_key_is_kept_only_for_the_client_timeout() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_make_room_when_there_is_none() {
+async fn idle_connections_are_closed_at_the_connection_limit() {
     let server = Server::start_with(&["--client-timeout", "1s", "--max-connections", "3"]).await;
     let client = server.client();
     let mut idle = Vec::new();
@@ -224,7 +224,7 @@ async fn idle_connections_make_room_when_there_is_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_that_is_typed_may_be_silent_and_a_message_may_not() {
+async fn input_stream_may_pause_but_a_unary_body_times_out() {
     let server = Server::start_with(&["--body-timeout", "1s"]).await;
     let client = server.client();
     let (id, token) = crate::e2b::sandbox(&client).await;
@@ -279,7 +279,7 @@ async fn input_that_is_typed_may_be_silent_and_a_message_may_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heads_that_are_too_large_are_refused() {
+async fn oversized_request_heads_are_refused() {
     let server = Server::start().await;
     let many = "a: b\r\n".repeat(200);
     let large = format!("a: {}\r\n", "b".repeat(100 << 10));
@@ -319,7 +319,7 @@ async fn heads_that_are_too_large_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn websockets_have_places_too_and_give_them_back() {
+async fn websockets_count_as_connections_until_closed() {
     let words = ["--client-timeout", "1s", "--max-connections", "4"];
     let server = Server::start_with(&words).await;
     let client = server.client();
@@ -381,7 +381,7 @@ async fn refused_websockets_make_room_for_clients_with_a_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_takes_nothing_of_what_is_sent_is_let_go() {
+async fn clients_that_do_not_read_are_disconnected() {
     let words = ["--client-timeout", "1s", "--body-timeout", "1s"];
     let server = Server::start_with(&words).await;
     let client = server.client();
@@ -413,7 +413,7 @@ async fn who_takes_nothing_of_what_is_sent_is_let_go() {
 
 /// Clients without a key open more connections than the server may have descriptors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_without_a_key_keep_nobody_out_heavy() {
+async fn keyless_idle_connections_do_not_block_new_clients_heavy() {
     const OPEN_FILES: usize = 2000;
     let server = with_open_files(OPEN_FILES).await;
     let client = server.client();
@@ -458,7 +458,7 @@ async fn idle_connections_without_a_key_keep_nobody_out_heavy() {
 
 /// Visitors of a public port take two descriptors each, and may never end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn visitors_of_ports_leave_descriptors_to_operator_and_sandboxes_heavy() {
+async fn port_visitors_leave_descriptors_for_the_operator_heavy() {
     const OPEN_FILES: usize = 2000;
     let server = with_open_files(OPEN_FILES).await;
     let client = server.client();

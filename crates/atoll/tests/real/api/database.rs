@@ -62,7 +62,7 @@ fn remove_database(data: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_not_the_directorys_own_stops_the_start_and_nothing_changes() {
+async fn foreign_database_stops_the_start_without_changes() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -135,7 +135,7 @@ with open(path, 'r+b') as file:
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_with_damaged_pages_stops_the_start_before_sandboxes_are_touched() {
+async fn damaged_database_stops_the_start_and_spares_sandboxes() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -170,7 +170,7 @@ async fn a_database_with_damaged_pages_stops_the_start_before_sandboxes_are_touc
 
 /// A data directory of a version that recorded no instance, with the database of another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_without_a_row_of_any_sandbox_is_refused() {
+async fn database_without_any_sandbox_row_is_refused() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -202,7 +202,7 @@ async fn a_database_without_a_row_of_any_sandbox_is_refused() {
 
 /// A power cut, or the end of a start with `--adopt-orphans` at the wrong moment, leaves a key that no row knows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_admin_key_that_the_database_lost_is_replaced() {
+async fn admin_key_missing_from_the_database_is_replaced() {
     let mut server = Server::start().await;
     server.end();
     let data = server.data();
@@ -227,7 +227,7 @@ async fn an_admin_key_that_the_database_lost_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_of_an_older_version_is_taken_over() {
+async fn database_without_an_instance_id_is_adopted() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -250,7 +250,7 @@ async fn a_database_of_an_older_version_is_taken_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn orphans_are_adopted_if_the_operator_says_so() {
+async fn adopt_orphans_flag_adopts_orphaned_sandboxes() {
     let mut server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 1000, "alias": "web", "memoryMB": 300 });
@@ -293,7 +293,7 @@ async fn orphans_are_adopted_if_the_operator_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backup_is_restored_over_a_lost_database() {
+async fn backup_replaces_a_lost_database() {
     let mut server = Server::start().await;
     let client = server.client();
     let old = client.sandbox(&json!({ "timeout": 0 })).await;

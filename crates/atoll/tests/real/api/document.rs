@@ -72,7 +72,7 @@ impl Document {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_description_is_as_committed_and_served_to_everybody() {
+async fn openapi_document_is_as_committed_and_needs_no_key() {
     let made = atoll_testkit::run(std::process::Command::new(binary()).arg("openapi"));
     let committed = std::fs::read(file()).unwrap_or_default();
     assert!(
@@ -115,7 +115,7 @@ fn every_route_is_described_and_checked_for_access() {
 }
 
 #[test]
-fn every_operation_says_what_a_reader_needs() {
+fn every_operation_is_documented() {
     let document = Document::committed();
     let mut names = BTreeSet::new();
     for (path, item) in document.0["paths"].as_object().unwrap() {

@@ -27,7 +27,7 @@ pub fn spare(server: &Server, more: Option<usize>) {
 
 /// Every kind of request with zero to fifteen free descriptors: each number makes another step fail.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g04_with_few_descriptors_everything_is_done_or_told_heavy() {
+async fn g04_descriptor_shortage_yields_success_or_an_error_heavy() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

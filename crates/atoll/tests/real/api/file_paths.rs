@@ -81,7 +81,7 @@ async fn change_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn d01_d03_paths_lead_nowhere_but_into_the_sandbox() {
+async fn d01_d03_paths_never_leave_the_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -135,7 +135,7 @@ async fn d01_d03_paths_lead_nowhere_but_into_the_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn d05_what_has_no_end_is_refused() {
+async fn d05_devices_and_fifos_are_refused() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -181,7 +181,7 @@ async fn d05_what_has_no_end_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn d12_a_reader_sees_the_old_file_or_the_new() {
+async fn d12_reader_sees_the_old_or_the_new_file() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -263,7 +263,7 @@ impl Events {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_happens_in_a_directory_is_told() {
+async fn directory_watch_reports_changes() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -312,7 +312,7 @@ async fn what_happens_in_a_directory_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_has_so_many_watches_and_no_more() {
+async fn watches_per_sandbox_are_limited() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -337,7 +337,7 @@ async fn a_sandbox_has_so_many_watches_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_are_found_by_name_and_by_what_is_in_them() {
+async fn files_are_found_by_name_and_content() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;

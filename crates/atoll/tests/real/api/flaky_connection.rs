@@ -56,7 +56,7 @@ fn expected() -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_sent_events_go_on_where_they_broke() {
+async fn server_sent_events_resume_after_disconnects() {
     let (server, cutter, direct, client, id) = begin().await;
     let path = numbers(&direct, &id).await;
     let (mut broken, mut after) = (Vec::new(), 0);
@@ -71,7 +71,7 @@ async fn server_sent_events_go_on_where_they_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_go_on_where_they_broke() {
+async fn websocket_frames_resume_after_disconnects() {
     let (server, cutter, direct, client, id) = begin().await;
     let path = numbers(&direct, &id).await;
     let mut streams = [Vec::new(), Vec::new()];
@@ -103,7 +103,7 @@ async fn frames_go_on_where_they_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_is_taken_once_however_often_it_is_sent() {
+async fn repeated_stdin_writes_are_applied_once() {
     let (server, cutter, direct, client, id) = begin().await;
     let path = start(&direct, &id, "cat > ~/taken").await;
     let input = Bytes::from(expected());
@@ -131,7 +131,7 @@ async fn input_is_taken_once_however_often_it_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_that_is_said_again_until_it_is_answered_makes_one_sandbox() {
+async fn retried_create_makes_one_sandbox() {
     let (server, cutter, direct, client, _) = begin().await;
     for number in 0..30 {
         let key = format!("create-{number}");
@@ -187,7 +187,7 @@ async fn listen(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_are_told_once_each() {
+async fn events_are_delivered_exactly_once() {
     let (server, cutter, direct, client, id) = begin_with(Cutter::hasty).await;
     // The events occur with and without a connected listener.
     let happening = tokio::spawn({
@@ -226,7 +226,7 @@ async fn events_are_told_once_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn followed_logs_go_on_where_they_broke() {
+async fn followed_logs_resume_after_disconnects() {
     const FEW: u64 = 10_000;
     let (server, cutter, direct, client, id) = begin().await;
     let mut written = BTreeMap::new();
@@ -260,7 +260,7 @@ async fn followed_logs_go_on_where_they_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn parts_of_a_file_make_the_whole() {
+async fn ranged_downloads_reassemble_the_file() {
     let (server, cutter, direct, client, id) = begin().await;
     let line = format!("seq {} > ~/numbers", 3 * LINES);
     direct.line(&id, &line).await;

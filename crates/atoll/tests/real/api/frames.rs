@@ -75,7 +75,7 @@ async fn code(mut stream: TcpStream, said: &[u8]) -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_taken_is_refused_by_its_code() {
+async fn invalid_websocket_frames_are_refused_by_close_code() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

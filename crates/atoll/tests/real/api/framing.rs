@@ -150,7 +150,7 @@ async fn refuses_all<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn malformed_heads_are_refused_over_tcp_and_the_operators_socket() {
+async fn malformed_heads_are_refused_over_tcp_and_unix_socket() {
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

@@ -18,7 +18,7 @@ fn schemathesis() -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_are_as_described_whatever_is_asked() {
+async fn fuzzed_requests_match_the_openapi_document() {
     let server = Server::start().await;
     let admin = server.client();
     // Resources that most requests refer to; their ids and aliases are in the settings.

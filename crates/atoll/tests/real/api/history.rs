@@ -17,7 +17,7 @@ async fn session(client: &Client, sandbox: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_run_is_told_when_the_sandbox_is_gone() {
+async fn command_history_outlives_the_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let envs = json!({ "TOKEN": "sesame-of-the-sandbox" });
@@ -127,7 +127,7 @@ async fn what_was_run_is_told_when_the_sandbox_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_orgs_history_is_not_there() {
+async fn history_of_another_org_is_not_found() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -149,7 +149,7 @@ async fn another_orgs_history_is_not_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_is_told_of_what_ended_just_now_whoever_kills_the_server() {
+async fn finished_commands_are_listed_at_once_despite_kills() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -183,7 +183,7 @@ async fn who_asks_is_told_of_what_ended_just_now_whoever_kills_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_commands_in_a_burst_are_all_told() {
+async fn burst_of_a_thousand_commands_is_fully_recorded() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -286,7 +286,7 @@ async fn work(client: Client, steady: String, session: String, worker: usize, to
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_command_that_was_told_is_told_again_once_after_kills_heavy() {
+async fn listed_commands_stay_listed_once_after_kills_heavy() {
     let mut server = Server::start().await;
     let client = server.client();
     let steady = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -334,7 +334,7 @@ async fn every_command_that_was_told_is_told_again_once_after_kills_heavy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_journal_of_garbage_is_set_aside_and_nobody_is_held_up() {
+async fn corrupt_journal_is_set_aside_without_blocking_commands() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -367,7 +367,7 @@ async fn a_journal_of_garbage_is_set_aside_and_nobody_is_held_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_journal_that_cannot_be_written_holds_nobody_up_and_catches_up() {
+async fn unwritable_journal_blocks_no_command_and_catches_up() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -387,7 +387,7 @@ async fn a_journal_that_cannot_be_written_holds_nobody_up_and_catches_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_of_one_state_is_full_and_the_last_one_has_no_cursor() {
+async fn filtered_pages_are_full_and_the_last_has_no_cursor() {
     let server = Server::start().await;
     let client = server.client();
     let mut stopped = Vec::new();

@@ -61,7 +61,7 @@ async fn heard(stream: &mut TlsStream<TcpStream>) -> (u8, u8, u32, Vec<u8>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_nobody_takes_is_given_up_alone() {
+async fn unread_response_is_aborted_without_affecting_others() {
     let (server, trusted, _files) = start(&["--body-timeout", "3s"]).await;
     let mut stream = connect(&server, &trusted, "h2").await.unwrap();
     // Streams have no window until one is given.
@@ -121,7 +121,7 @@ async fn an_answer_that_nobody_takes_is_given_up_alone() {
 
 /// C09: streams that are begun and reset at once, faster than a server can answer them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c09_streams_that_are_reset_at_once_end_their_connection() {
+async fn c09_rapid_stream_resets_close_the_connection() {
     let (server, trusted, _files) = start(&[]).await;
     let before = super::pressure::memory(&server);
     for _ in 0..3 {

@@ -31,7 +31,7 @@ fn operator(server: &Server, words: &[&str]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_org_is_made_and_let_in_by_an_admin_and_sees_its_own() {
+async fn admin_creates_an_org_that_sees_only_its_own_data() {
     let server = Server::start().await;
     let admin = server.client();
     let asked = json!({ "name": "team", "maxSandboxes": 1, "maxTimeout": 60 });
@@ -140,7 +140,7 @@ async fn a_request_without_a_valid_key_gets_a_challenge() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_makes_and_revokes_nothing_above_itself() {
+async fn key_cannot_create_or_revoke_keys_above_its_scope() {
     let server = Server::start().await;
     let admin = server.client();
     let end = "2099-01-01T00:00:00.000000Z";
@@ -183,7 +183,7 @@ async fn a_key_makes_and_revokes_nothing_above_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orgs_people_make_so_many_keys_and_no_more() {
+async fn org_key_limit_is_enforced() {
     let server = Server::start().await;
     let admin = server.client();
     let (user, _) = key(&admin, json!({ "name": "u" })).await;
@@ -218,7 +218,7 @@ async fn an_orgs_people_make_so_many_keys_and_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_revoked_key_follows_ends() {
+async fn revoking_a_key_ends_its_open_streams() {
     let server = Server::start().await;
     let admin = server.client();
     let (user, id) = key(&admin, json!({ "name": "u" })).await;
@@ -254,7 +254,7 @@ async fn what_a_revoked_key_follows_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_org_is_removed_when_it_has_no_sandboxes() {
+async fn org_is_removable_only_without_sandboxes() {
     let server = Server::start().await;
     let admin = server.client();
     let org = admin.post("/orgs", &json!({ "name": "team" })).await.json()["orgID"].clone();
@@ -306,7 +306,7 @@ async fn an_org_is_removed_when_it_has_no_sandboxes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_never_succeeds_for_an_org_that_is_removed() {
+async fn create_never_succeeds_for_a_removed_org() {
     let server = Server::start().await;
     let admin = server.client();
     for number in 0..6 {
@@ -330,7 +330,7 @@ async fn a_create_never_succeeds_for_an_org_that_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_command_makes_orgs_and_keys_over_the_operators_socket() {
+async fn cli_creates_orgs_and_keys_over_the_operators_socket() {
     let server = Server::start().await;
     let org = operator(&server, &["org", "create", "team", "--max-sandboxes", "7"]);
     assert!(org.starts_with("org_"), "{org}");
@@ -389,7 +389,7 @@ async fn the_command_makes_orgs_and_keys_over_the_operators_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_key_is_made_once() {
+async fn first_admin_key_is_created_once() {
     let mut server = Server::start().await;
     let admin = server.client();
     assert_eq!(admin.get("/keys").await.array().len(), 1);

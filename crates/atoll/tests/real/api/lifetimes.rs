@@ -27,7 +27,7 @@ pub async fn becomes(client: &Client, id: &str, expected: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_the_end_of_its_time_it_goes_stops_or_pauses() {
+async fn expired_sandbox_is_deleted_stopped_or_paused() {
     let server = Server::start().await;
     let client = server.client();
     let mut ids = Vec::new();
@@ -91,7 +91,7 @@ async fn a_new_timeout_counts_from_now_and_holds_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_used_is_not_idle() {
+async fn active_sandbox_does_not_become_idle() {
     let mut server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 3, "onIdle": "stop" });
@@ -138,7 +138,7 @@ fn time(value: &Value) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commands_end_is_a_use() {
+async fn command_end_resets_the_idle_timer() {
     let server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
@@ -158,7 +158,7 @@ async fn a_commands_end_is_a_use() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keepalive_is_a_use() {
+async fn keepalive_resets_the_idle_timer() {
     let server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
@@ -177,7 +177,7 @@ async fn a_keepalive_is_a_use() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_of_the_server_makes_nobody_idle() {
+async fn server_restart_makes_no_sandbox_idle() {
     let mut server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 600, "onIdle": "destroy" });
@@ -195,7 +195,7 @@ async fn a_restart_of_the_server_makes_nobody_idle() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_one_goes_on_when_used_or_says_how() {
+async fn paused_sandbox_resumes_on_use_or_names_the_remedy() {
     let server = Server::start().await;
     let client = server.client();
     for (wakes, expected) in [(true, 200), (false, 409)] {
@@ -217,7 +217,7 @@ async fn a_paused_one_goes_on_when_used_or_says_how() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_many_deletes_one_does_it() {
+async fn one_of_many_concurrent_deletes_succeeds() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;

@@ -18,7 +18,7 @@ async fn link(client: &Client, id: &str, kind: &str, path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn d10_a_link_is_good_for_what_it_says_and_nothing_else() {
+async fn d10_signed_link_grants_exactly_its_scope() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -119,7 +119,7 @@ async fn d10_a_link_is_good_for_what_it_says_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_ticket_is_good_once() {
+async fn ticket_is_valid_for_one_get_request() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -174,7 +174,7 @@ async fn a_ticket_is_good_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_part_of_a_file_can_be_had() {
+async fn range_request_returns_part_of_a_file() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;

@@ -7,14 +7,14 @@ use super::{Client, Server};
 use crate::harness::DEADLINE;
 
 /// Streams and texts of lines.
-fn said(lines: &[Value]) -> Vec<(String, String)> {
+fn streams_and_texts(lines: &[Value]) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let line = |line: &Value| (text(&line["stream"]), text(&line["text"]));
     lines.iter().map(line).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn logs_are_what_all_commands_wrote_page_by_page_and_across_restarts() {
+async fn logs_page_through_all_output_across_restarts() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -45,7 +45,7 @@ async fn logs_are_what_all_commands_wrote_page_by_page_and_across_restarts() {
         ("stdout", "end".to_owned()),
     ];
     let expected = expected.map(|(stream, text)| (stream.to_owned(), text));
-    assert_eq!(said(&all), expected);
+    assert_eq!(streams_and_texts(&all), expected);
     assert_eq!(all[0]["execID"], all[1]["execID"]);
     assert_ne!(all[1]["execID"], all[2]["execID"]);
     assert!(all[0]["startedAt"].as_str() < all[2]["startedAt"].as_str());
@@ -71,7 +71,7 @@ async fn logs_are_what_all_commands_wrote_page_by_page_and_across_restarts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn followed_logs_go_on_where_they_were_and_end_with_the_sandbox() {
+async fn followed_logs_resume_and_end_with_the_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

@@ -11,7 +11,7 @@ use super::{Client, Server};
 use crate::cli::atoll;
 use crate::harness::{DEADLINE, binary};
 
-fn said(output: &std::process::Output) -> String {
+fn stdout_of(output: &std::process::Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
@@ -21,7 +21,7 @@ fn between(earlier: &serde_json::Value, later: &serde_json::Value) -> i64 {
     let time = |value: &serde_json::Value| -> i64 {
         let mut date = std::process::Command::new("date");
         let date = run(date.args(["-u", "+%s%6N", "-d", value.as_str().unwrap()]));
-        said(&date).trim().parse().unwrap()
+        stdout_of(&date).trim().parse().unwrap()
     };
     time(later) - time(earlier)
 }
@@ -38,7 +38,7 @@ async fn gone(client: &Client, id: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_says_what_the_command_line_does_not() {
+async fn config_file_sets_options_missing_on_the_command_line() {
     let scratch = Scratch::new();
     let file = scratch.join("atoll.toml");
     std::fs::write(&file, "listen = \"127.0.0.1:1\"\ndev = true\n").unwrap();
@@ -55,7 +55,7 @@ async fn a_file_says_what_the_command_line_does_not() {
         "destroy",
         "--print-config",
     ]));
-    let shown = said(&shown);
+    let shown = stdout_of(&shown);
     for line in [
         "listen = \"127.0.0.1:1\"",
         "dev = true",
@@ -75,7 +75,7 @@ async fn a_file_says_what_the_command_line_does_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_destroys_leaves_nothing() {
+async fn server_with_on_exit_destroy_leaves_nothing() {
     let server = Server::start_with(&["--on-exit", "destroy"]).await;
     let client = server.client();
     let running = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -109,7 +109,7 @@ async fn a_server_that_destroys_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_asked_to_end_answers_what_it_was_asked_before() {
+async fn server_shutdown_completes_pending_requests() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -134,7 +134,7 @@ async fn a_server_that_is_asked_to_end_answers_what_it_was_asked_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn records_that_cannot_be_read_are_left_as_they_are_and_so_is_all_else() {
+async fn unreadable_database_stops_the_start_without_changes() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -176,7 +176,7 @@ async fn records_that_cannot_be_read_are_left_as_they_are_and_so_is_all_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_first_start_shows_no_key_to_who_is_no_terminal_and_warns_off_loopback() {
+async fn first_start_logs_no_key_and_warns_off_loopback() {
     let server = Server::start().await;
     let secret = server.client().key.unwrap();
     // The log of test servers goes to a pipe and to a file.
@@ -226,7 +226,7 @@ async fn a_first_start_shows_no_key_to_who_is_no_terminal_and_warns_off_loopback
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stopped_sandboxes_are_kept_for_as_long_as_they_say() {
+async fn stopped_sandboxes_are_deleted_after_their_retention() {
     let mut server = Server::start().await;
     let client = server.client();
     let old = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -279,7 +279,7 @@ async fn stopped_sandboxes_are_kept_for_as_long_as_they_say() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_the_hosts_is_not_given_away() {
+async fn host_memory_and_disk_reserves_refuse_creates() {
     let mut server = Server::start().await;
     let client = server.client();
     let stopped = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -322,7 +322,7 @@ async fn what_is_the_hosts_is_not_given_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_asks_too_often_is_told_to_wait_and_others_are_not() {
+async fn rate_limit_applies_per_key() {
     let mut server = Server::start_with(&["--rate-limit", "5"]).await;
     let client = server.client();
     let made = client
@@ -362,7 +362,7 @@ async fn a_key_that_asks_too_often_is_told_to_wait_and_others_are_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn however_many_ask_at_once_a_sandbox_has_twenty_terminals() {
+async fn concurrent_requests_open_at_most_twenty_terminals() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -392,7 +392,7 @@ async fn however_many_ask_at_once_a_sandbox_has_twenty_terminals() {
 
 /// As systemd does with `KillMode=control-group`: every process in the unit's cgroup is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_done_to_a_services_control_group_reaches_no_sandbox() {
+async fn killing_the_service_cgroup_spares_sandboxes() {
     let cgroups = atoll_jail::facts::Facts::read().cgroups.v2.unwrap();
     let unit = cgroups.join(format!("test-unit-{}", std::process::id()));
     std::fs::create_dir(&unit).unwrap();
@@ -419,14 +419,14 @@ async fn what_is_done_to_a_services_control_group_reaches_no_sandbox() {
 }
 
 #[test]
-fn what_is_installed_is_whole_and_keeps_what_was_changed() {
+fn install_script_is_complete_and_keeps_edited_config() {
     let scratch = Scratch::new();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/install");
     let prefix = scratch.join("usr");
     let staged = scratch.join("staged");
     let install = || {
         let mut install = std::process::Command::new(&script);
-        said(&run(install.args([&binary(), &staged, &prefix])))
+        stdout_of(&run(install.args([&binary(), &staged, &prefix])))
     };
     let first = install();
     for path in first.lines() {
@@ -439,7 +439,7 @@ fn what_is_installed_is_whole_and_keeps_what_was_changed() {
     let mut show = std::process::Command::new(&placed);
     show.args(["serve", "--print-config", "--config"])
         .arg(&config);
-    assert!(said(&run(&mut show)).contains("listen"));
+    assert!(stdout_of(&run(&mut show)).contains("listen"));
     std::fs::write(&config, "dev = true\n").unwrap();
     install();
     assert_eq!(std::fs::read_to_string(&config).unwrap(), "dev = true\n");

@@ -16,7 +16,7 @@ async fn changed(client: &Client, path: &str, body: &Value) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operators_ceilings_hold_for_every_caller() {
+async fn operator_ceilings_apply_to_every_caller() {
     let words = [
         "--max-cpus",
         "6",
@@ -64,7 +64,7 @@ async fn the_operators_ceilings_hold_for_every_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_and_doctor_name_the_addresses_that_the_operator_opened() {
+async fn log_and_doctor_name_operator_allowed_addresses() {
     let words = [
         "--egress-allow",
         "10.1.2.3:443",
@@ -99,7 +99,7 @@ async fn the_log_and_doctor_name_the_addresses_that_the_operator_opened() {
 }
 
 #[test]
-fn an_exception_that_is_never_opened_refuses_the_start() {
+fn forbidden_egress_exception_refuses_the_start() {
     for never in ["127.0.0.1", "198.18.0.0/16", "0.0.0.0/0", "fd00::/8"] {
         let mut serve = atoll(&["serve", "--egress-allow", never]);
         let done = run_within(&mut serve, DEADLINE, b"");

@@ -23,7 +23,7 @@ fn names<'a>(list: &'a [Value], name: &str) -> Vec<&'a str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commands_are_listed_in_parts_without_gap_or_repetition() {
+async fn commands_are_paginated_without_gap_or_repetition() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -119,7 +119,7 @@ async fn sandboxes_are_filtered_within_their_org_with_a_total() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn terminals_are_listed_in_parts_too() {
+async fn terminals_are_paginated() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

@@ -63,7 +63,7 @@ async fn place() -> Scratch {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_that_is_free_in_a_moment_is_waited_for() {
+async fn start_waits_for_a_port_that_becomes_free() {
     let scratch = place().await;
     let data = scratch.join("data");
     // A port outside the ephemeral range, so that no other process gets it in between.
@@ -89,7 +89,7 @@ async fn a_port_that_is_free_in_a_moment_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_data_directory_that_is_free_in_a_moment_is_waited_for() {
+async fn start_waits_for_a_data_directory_that_becomes_free() {
     let scratch = place().await;
     let data = scratch.join("data");
     let lock = std::fs::File::create(data.join("lock")).unwrap();
@@ -103,7 +103,7 @@ async fn a_data_directory_that_is_free_in_a_moment_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_somebody_keeps_is_told_soon() {
+async fn occupied_port_or_data_directory_is_reported_quickly() {
     let scratch = place().await;
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = holder.local_addr().unwrap().to_string();

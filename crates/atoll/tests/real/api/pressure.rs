@@ -19,7 +19,7 @@ async fn at_once(client: &Client, path: &str, body: &Value, times: usize) -> Vec
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c07_more_commands_and_terminals_than_may_be_are_refused_heavy() {
+async fn c07_commands_and_terminals_above_the_limit_fail_heavy() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -66,7 +66,7 @@ fn resident(server: &Server) -> u64 {
 
 /// C07: the records of finished commands are bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c07_commands_with_long_arguments_cost_so_much_memory_and_no_more_heavy() {
+async fn c07_long_arguments_cost_bounded_memory_heavy() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -135,7 +135,7 @@ async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c09_requests_without_measure_are_ended_and_cost_no_memory_heavy() {
+async fn c09_unbounded_requests_end_and_cost_no_memory_heavy() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -226,7 +226,7 @@ fn fill(path: &std::path::Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g04_a_full_disk_fails_writes_by_name_and_is_survived() {
+async fn g04_full_disk_fails_writes_and_the_server_recovers() {
     let (scratch, disk, server) = on_a_disk().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -288,7 +288,7 @@ async fn g04_a_full_disk_fails_writes_by_name_and_is_survived() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
+async fn g04_server_recovers_from_descriptor_exhaustion_heavy() {
     World::open().await.close().await;
     let scratch = Scratch::new();
     let data = scratch.join("data");
@@ -346,7 +346,7 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g09_a_sandbox_deleted_in_the_middle_of_anything_is_gone_for_good() {
+async fn g09_deleted_sandbox_is_gone_despite_concurrent_requests() {
     let server = Server::start().await;
     let client = server.client();
     for verb in ["keepalive", "pause", "stop"] {
@@ -432,7 +432,7 @@ fn weights(id: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c03_a_sandbox_that_uses_every_processor_has_the_same_weight_heavy() {
+async fn c03_busy_sandbox_has_the_same_cpu_weight_heavy() {
     let server = Server::start().await;
     let client = server.client();
     let (loud, quiet) = (

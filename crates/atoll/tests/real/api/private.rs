@@ -41,7 +41,7 @@ fn with(server: &Server, id: &str, secret: &str) -> Vec<PathBuf> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_file_of_the_server_is_for_others_and_files_inside_keep_their_modes() {
+async fn server_files_are_private_and_sandbox_modes_are_kept() {
     let mut server = Server::start().await;
     let client = server.client();
     let envs = json!({ "SECRET": "sesame" });
@@ -87,7 +87,7 @@ async fn no_file_of_the_server_is_for_others_and_files_inside_keep_their_modes()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn variables_and_input_of_a_command_are_gone_from_the_disk_with_it() {
+async fn ended_command_leaves_no_variables_or_input_on_disk() {
     let mut server = Server::start().await;
     let mut client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

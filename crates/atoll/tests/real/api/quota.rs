@@ -31,7 +31,7 @@ async fn rush(client: &Client, count: usize) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_hundred_at_once_get_ten_and_places_come_back() {
+async fn concurrent_creates_stop_at_the_quota_and_deletes_free_slots() {
     let server = Server::start().await;
     let client = server.client();
     limit(&client, 10).await;
@@ -56,7 +56,7 @@ async fn two_hundred_at_once_get_ten_and_places_come_back() {
 
 /// F10: places that are given back and taken at the same moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f10_who_makes_and_deletes_without_end_never_has_more_than_its_own() {
+async fn f10_create_delete_loops_never_exceed_the_quota() {
     let server = Server::start().await;
     let client = server.client();
     limit(&client, 5).await;
@@ -92,7 +92,7 @@ async fn f10_who_makes_and_deletes_without_end_never_has_more_than_its_own() {
 
 /// F10: no number is so large, so small or so odd that it is taken for another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f10_numbers_beyond_all_measure_are_refused_by_name() {
+async fn f10_numbers_out_of_range_are_refused_by_name() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -151,7 +151,7 @@ async fn f10_numbers_beyond_all_measure_are_refused_by_name() {
 
 /// F03.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_a_callers_to_set_is_refused_by_name() {
+async fn read_only_fields_are_refused_by_name() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;

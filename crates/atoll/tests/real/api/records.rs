@@ -147,7 +147,7 @@ async fn started(client: &Client, id: &str) -> Value {
 /// An older backup lacks the newest sandboxes: a server restored from it quarantines them. With the newer database
 /// they return unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_older_backup_does_not_know_comes_back_whole_with_the_newer_database() {
+async fn sandboxes_missing_from_a_backup_return_unchanged() {
     let mut server = Server::start().await;
     let client = server.client();
     let scratch = Scratch::new();

@@ -6,7 +6,7 @@ use super::Server;
 use crate::harness::{DEADLINE, data};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_sandboxes_of_one_caller_share_no_file_and_no_name() {
+async fn two_sandboxes_of_one_caller_share_no_file_and_no_alias() {
     let server = Server::start().await;
     let client = server.client();
     let named = json!({ "alias": "thread", "timeout": 0 });
@@ -33,7 +33,7 @@ async fn two_sandboxes_of_one_caller_share_no_file_and_no_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_keys_says_so_and_is_for_this_machine_alone() {
+async fn dev_server_warns_and_listens_on_loopback_only() {
     let server = Server::start_with(&["--dev"]).await;
     let log = server.log();
     assert!(

@@ -82,7 +82,7 @@ fn decode(text: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_goes_on_after_kills_without_gap_or_repetition() {
+async fn stream_resumes_after_kills_without_gap_or_repetition() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client
@@ -123,7 +123,7 @@ async fn a_stream_goes_on_after_kills_without_gap_or_repetition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_graceful_end_leaves_sandboxes_running() {
+async fn graceful_shutdown_leaves_sandboxes_running() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -136,7 +136,7 @@ async fn a_graceful_end_leaves_sandboxes_running() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_whose_processes_end_is_told_as_stopped_and_why() {
+async fn killed_sandbox_is_reported_as_stopped_with_a_reason() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -174,7 +174,7 @@ async fn a_sandbox_whose_processes_end_is_told_as_stopped_and_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_said_again_is_the_same_also_after_a_kill() {
+async fn repeated_create_returns_the_same_sandbox_after_a_kill() {
     let mut server = Server::start().await;
     let client = server.client();
     let body = json!({ "timeout": 0 }).to_string();
@@ -219,7 +219,7 @@ async fn a_create_said_again_is_the_same_also_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_said_again_is_run_once_also_after_a_kill() {
+async fn repeated_command_runs_once_after_a_kill() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -271,7 +271,7 @@ async fn a_command_said_again_is_run_once_also_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_happens_is_told_in_order_also_after_a_kill() {
+async fn events_stay_ordered_after_a_kill() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

@@ -51,7 +51,7 @@ async fn events(client: &Client, id: &str) -> Vec<Value> {
 }
 
 /// Creates a sandbox with an idempotency key. Returns the status.
-async fn said(client: &Client, key: &str, body: &Value) -> u16 {
+async fn create_status(client: &Client, key: &str, body: &Value) -> u16 {
     let headers = [
         ("content-type", "application/json"),
         ("idempotency-key", key),
@@ -98,7 +98,7 @@ fn copies(line: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn history_goes_when_it_is_old_and_never_what_runs() {
+async fn retention_deletes_old_history_but_nothing_running() {
     let mut server = Server::start().await;
     let client = server.client();
     let (gone, recent) = (
@@ -116,7 +116,7 @@ async fn history_goes_when_it_is_old_and_never_what_runs() {
     assert_eq!(session(&client, &living).await["commandCount"], 3);
     for key in ["first", "second"] {
         let body = json!({ "timeout": 0, "memoryMB": 512 });
-        assert_eq!(said(&client, key, &body).await, 201);
+        assert_eq!(create_status(&client, key, &body).await, 201);
     }
     let (late, of_late) = (revoked(&client).await, revoked(&client).await);
     let happened = events(&client, &recent).await;
@@ -166,8 +166,8 @@ async fn history_goes_when_it_is_old_and_never_what_runs() {
         "{keys:?}"
     );
     let other = json!({ "timeout": 0, "memoryMB": 256 });
-    assert_eq!(said(&client, "first", &other).await, 201);
-    assert_eq!(said(&client, "second", &other).await, 409);
+    assert_eq!(create_status(&client, "first", &other).await, 201);
+    assert_eq!(create_status(&client, "second", &other).await, 409);
     // Entries that were copied from the sandbox's journal are not copied again.
     server.kill_and_start();
     let client = server.client();

@@ -35,7 +35,7 @@ fn length() -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heavy_nothing_grows_through_lives_and_kills() {
+async fn heavy_sandbox_lifecycles_and_kills_leak_nothing() {
     let mut server = Server::start().await;
     // Warm-up: permanent allocations exist before the count.
     live(&mut server, length() / 4, 0).await;
@@ -50,7 +50,7 @@ async fn heavy_nothing_grows_through_lives_and_kills() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heavy_the_server_itself_does_not_grow() {
+async fn heavy_server_memory_does_not_grow() {
     let server = Server::start().await;
     // Warm-up: permanent allocations exist before the measurement: threads, caches, pages of the database.
     let lives = calm(&server, length() / 8, 0).await;

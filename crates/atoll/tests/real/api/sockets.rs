@@ -67,7 +67,7 @@ pub async fn send(socket: &mut Socket, bytes: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_terminal_is_made_shared_resized_left_and_joined_again() {
+async fn terminal_is_created_shared_resized_and_reattached() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -110,7 +110,7 @@ async fn a_terminal_is_made_shared_resized_left_and_joined_again() {
 
 /// A client that still sends when the program exits or the request is refused receives the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_end_of_a_terminal_is_read_by_who_still_types() {
+async fn sending_client_still_reads_the_close_reason() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -134,7 +134,7 @@ async fn the_end_of_a_terminal_is_read_by_who_still_types() {
 
 /// A command that cannot go on before its output is read takes no input: one socket is for both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn input_that_waits_for_output_to_be_read_does_not_hold_that_up() {
+async fn pending_input_does_not_block_output() {
     const SIZE: usize = 24 << 20;
     let server = Server::start_with(&["--output-window", "1MiB"]).await;
     let client = server.client();
@@ -174,7 +174,7 @@ async fn input_that_waits_for_output_to_be_read_does_not_hold_that_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
+async fn websocket_creates_a_terminal_and_errors_are_close_codes() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -218,7 +218,7 @@ async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commands_output_and_input_are_frames() {
+async fn command_output_and_input_are_frames() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
@@ -272,7 +272,7 @@ async fn terminal(client: &Client, id: &str) -> Socket {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_terminal_is_told_whether_its_program_its_sandbox_or_the_server_ended() {
+async fn close_code_distinguishes_program_sandbox_and_server_end() {
     let mut server = Server::start().await;
     let client = server.client();
     let stopped = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -313,7 +313,7 @@ async fn a_terminal_is_told_whether_its_program_its_sandbox_or_the_server_ended(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_typed_into_a_paused_sandbox_wake_it() {
+async fn terminal_input_resumes_a_paused_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -331,7 +331,7 @@ async fn keys_typed_into_a_paused_sandbox_wake_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_kept_any_more_is_told_as_a_gap() {
+async fn discarded_output_is_reported_as_a_gap() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;

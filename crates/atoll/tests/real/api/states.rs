@@ -30,7 +30,7 @@ fn begin(client: &Client, method: &'static str, path: String) -> tokio::task::Jo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_is_being_stopped_says_so_and_a_start_waits_for_it() {
+async fn start_waits_for_a_sandbox_that_is_stopping() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -70,7 +70,7 @@ async fn one_that_is_being_stopped_says_so_and_a_start_waits_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_change_that_waited_for_a_delete_finds_nothing() {
+async fn changes_queued_behind_a_delete_find_no_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -115,7 +115,7 @@ async fn a_change_that_waited_for_a_delete_finds_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changes_at_once_are_all_there_and_one_that_fails_changes_nothing() {
+async fn concurrent_changes_all_apply_and_a_failed_one_does_not() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -190,7 +190,7 @@ sys.stdin.read()";
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_use_that_comes_with_a_pause_lets_it_go_on() {
+async fn request_during_a_pause_resumes_the_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -213,7 +213,7 @@ async fn a_use_that_comes_with_a_pause_lets_it_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pause_that_cannot_be_written_leaves_it_running() {
+async fn failed_pause_write_leaves_the_sandbox_running() {
     let server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "autoResume": false });
@@ -230,7 +230,7 @@ async fn a_pause_that_cannot_be_written_leaves_it_running() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_whose_last_word_cannot_be_written_leaves_nothing() {
+async fn create_with_a_failed_last_write_leaves_nothing() {
     let server = Server::start().await;
     let client = server.client();
     server.sql(
@@ -252,7 +252,7 @@ async fn a_create_whose_last_word_cannot_be_written_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_create_that_fails_is_told_as_failed() {
+async fn failed_create_is_reported_as_failed() {
     let server = Server::start().await;
     let client = server.client();
     let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
@@ -276,7 +276,7 @@ async fn a_create_that_fails_is_told_as_failed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_killed_in_a_start_gives_it_a_whole_life() {
+async fn start_interrupted_by_a_kill_gets_the_full_timeout() {
     let mut server = Server::start_with(&["--stopped-retention", "1h"]).await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 600 })).await;
@@ -299,7 +299,7 @@ async fn a_server_killed_in_a_start_gives_it_a_whole_life() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_orgs_have_the_same_alias_each_for_itself() {
+async fn alias_is_unique_per_org() {
     let server = Server::start().await;
     let (one, two) = (server.client(), server.stranger().await);
     // Which of the two is found first differs from alias to alias.

@@ -72,7 +72,7 @@ fn doctor(server: &Server) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_that_plain_directories_cannot_enforce_is_refused_with_exit_code_6() {
+async fn unenforceable_limit_is_refused_with_exit_code_6() {
     let server = Server::start_with(&["--storage", "plain"]).await;
     let client = server.client();
     let made = client.post("/sandboxes", &json!({ "alias": "web" })).await;
@@ -109,7 +109,7 @@ async fn a_limit_that_plain_directories_cannot_enforce_is_refused_with_exit_code
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_enforces_the_limits_of_the_api() {
+async fn image_storage_enforces_the_limits_of_the_api() {
     let mut server = unset(&["--storage", "image"]).await;
     assert_eq!((warnings(&server), &*kind(&server.data())), (0, "image\n"));
     let client = server.client();
@@ -140,7 +140,7 @@ async fn an_image_enforces_the_limits_of_the_api() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_the_setting_uses_plain_directories_and_warns_once() {
+async fn server_without_the_setting_uses_directories_and_warns_once() {
     let mut server = unset(&[]).await;
     assert_eq!((warnings(&server), &*kind(&server.data())), (1, "plain\n"));
     let log = server.log();
@@ -168,7 +168,7 @@ async fn a_server_without_the_setting_uses_plain_directories_and_warns_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_mkfs_a_server_warns_once_and_refuses_an_image() {
+async fn server_without_mkfs_warns_once_and_refuses_an_image() {
     let scratch = Scratch::new();
     let hidden = scratch.join("hidden");
     std::fs::create_dir(&hidden).unwrap();

@@ -27,7 +27,7 @@ fn builds(pid: rustix::process::Pid) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_is_made_used_and_removed() {
+async fn template_is_created_used_and_removed() {
     let server = Server::start().await;
     let client = server.client();
     let scratch = Scratch::new();

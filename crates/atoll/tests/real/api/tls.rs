@@ -48,7 +48,7 @@ pub(super) async fn connect(
     connector.connect(name, stream).await
 }
 
-fn asked(uri: &str) -> Request<Empty<Bytes>> {
+fn get_request(uri: &str) -> Request<Empty<Bytes>> {
     let request = Request::builder().uri(uri).header("host", "localhost");
     request.body(Empty::new()).unwrap()
 }
@@ -71,7 +71,7 @@ pub(super) async fn by_two(server: &Server, trusted: &CertificateDer<'static>, u
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_are_shown_replaced_and_never_lost() {
+async fn certificates_reload_and_invalid_files_keep_the_old_one() {
     let files = Scratch::new();
     let first = make(files.path());
     let (cert, key) = (files.join("cert.pem"), files.join("key.pem"));
@@ -93,7 +93,7 @@ async fn certificates_are_shown_replaced_and_never_lost() {
         .await
         .unwrap();
     tokio::spawn(connection);
-    let response = sender.send_request(asked("/health")).await.unwrap();
+    let response = sender.send_request(get_request("/health")).await.unwrap();
     assert_eq!(
         (response.status().as_u16(), response.version()),
         (200, Version::HTTP_11)
@@ -122,7 +122,7 @@ async fn certificates_are_shown_replaced_and_never_lost() {
     }
     assert!(connect(&server, &first, "h2").await.is_err());
     // An existing connection continues to work.
-    let response = sender.send_request(asked("/health")).await.unwrap();
+    let response = sender.send_request(get_request("/health")).await.unwrap();
     assert_eq!(response.status().as_u16(), 200);
 
     // A pair that does not belong together, and one that is broken.
@@ -150,7 +150,7 @@ async fn certificates_are_shown_replaced_and_never_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn quiet_clients_are_let_go_at_every_step() {
+async fn silent_clients_are_disconnected_at_every_tls_step() {
     let files = Scratch::new();
     let trusted = make(files.path());
     let (cert, key) = (files.join("cert.pem"), files.join("key.pem"));
@@ -186,7 +186,7 @@ async fn quiet_clients_are_let_go_at_every_step() {
 }
 
 #[test]
-fn half_a_pair_or_a_wrong_one_is_refused_at_the_start() {
+fn incomplete_or_mismatched_tls_pair_refuses_the_start() {
     let (files, other) = (Scratch::new(), Scratch::new());
     make(files.path());
     make(other.path());

@@ -37,7 +37,7 @@ async fn head(stream: &mut TcpStream) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_reads_slowly_holds_little_memory() {
+async fn slow_readers_cost_little_server_memory() {
     const READERS: usize = 50;
     let (server, client, id) = begin().await;
     client.line(&id, "truncate -s 1G ~/big").await;
@@ -64,7 +64,7 @@ async fn who_reads_slowly_holds_little_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_comes_byte_by_byte_is_whole() {
+async fn file_sent_byte_by_byte_arrives_complete() {
     let (server, client, id) = begin().await;
     let path = format!("/sandboxes/{id}/files?path=petty");
     let mut stream = ask(&client, "PUT", &path, "transfer-encoding: chunked\r\n").await;
@@ -107,7 +107,7 @@ fn bytes(seed: u64, count: usize) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_files_one_after_another_on_a_connection_are_each_whole() {
+async fn consecutive_large_files_on_a_connection_are_complete() {
     let (server, client, id) = begin().await;
     let key = client.key.as_deref().unwrap();
     let path = |number: usize| format!("/sandboxes/{id}/files?path=large{number}");
@@ -191,7 +191,7 @@ async fn large_files_one_after_another_on_a_connection_are_each_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_refused_in_the_middle_of_a_large_file_hears_why_and_goes_on() {
+async fn refused_upload_reads_the_error_and_keeps_the_connection() {
     let server = Server::start().await;
     let client = server.client();
     let small = json!({ "timeout": 0, "memoryMB": 64 });
@@ -218,7 +218,7 @@ async fn who_is_refused_in_the_middle_of_a_large_file_hears_why_and_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_file_may_take_longer_than_its_sender_may_keep_quiet() {
+async fn large_upload_may_outlast_the_client_timeout() {
     let server = Server::start_with(&["--body-timeout", "4s"]).await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -246,7 +246,7 @@ async fn a_large_file_may_take_longer_than_its_sender_may_keep_quiet() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_goes_in_the_middle_of_a_file_leaves_the_old_one() {
+async fn aborted_upload_keeps_the_old_file() {
     let (server, client, id) = begin().await;
     client.line(&id, "echo old > ~/file").await;
     let path = format!("/sandboxes/{id}/files?path=file");
@@ -276,7 +276,7 @@ async fn who_goes_in_the_middle_of_a_file_leaves_the_old_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_that_shrinks_meanwhile_breaks_off_and_is_never_a_short_one() {
+async fn shrinking_file_aborts_its_download() {
     const SIZE: usize = 1 << 30;
     let (server, client, id) = begin().await;
     let path = format!("/sandboxes/{id}/files?path=big");

@@ -70,7 +70,7 @@ while True:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_is_a_connection_with_two_ends_of_its_own() {
+async fn tunnel_directions_are_independent_and_close_separately() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -121,7 +121,7 @@ async fn a_tunnel_is_a_connection_with_two_ends_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tunnel_says_why_there_is_none_and_holds_a_sandbox() {
+async fn refused_tunnel_names_the_reason_and_open_one_prevents_idle() {
     let server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "stop" });

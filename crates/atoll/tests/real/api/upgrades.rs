@@ -175,7 +175,7 @@ async fn is_apart(client: &Client, id: &str, version: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_busy_sandboxes_are_used_under_a_newer_build_and_under_the_older_again() {
+async fn fifty_busy_sandboxes_survive_an_upgrade_and_a_downgrade() {
     let mut server = Server::start().await;
     let other = Scratch::new();
     let ours = VersionRange::ours();
@@ -205,7 +205,7 @@ async fn fifty_busy_sandboxes_are_used_under_a_newer_build_and_under_the_older_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_busy_sandboxes_go_on_under_a_build_that_cannot_use_them() {
+async fn fifty_busy_sandboxes_survive_an_incompatible_build() {
     let mut server = Server::start().await;
     let other = Scratch::new();
     let ours = VersionRange::ours();

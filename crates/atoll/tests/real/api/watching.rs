@@ -20,7 +20,7 @@ fn value(metrics: &str, name: &str, labels: &[&str]) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_move_with_what_happens() {
+async fn metrics_reflect_server_activity() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -160,7 +160,7 @@ async fn metrics_move_with_what_happens() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_request_is_a_line_and_no_secret_is_in_the_log() {
+async fn every_request_is_logged_without_secrets() {
     let server = Server::start().await;
     let client = server.client();
     let key = client.key.clone().unwrap();
@@ -232,7 +232,7 @@ async fn every_request_is_a_line_and_no_secret_is_in_the_log() {
 }
 
 #[test]
-fn a_place_for_metrics_that_was_asked_for_must_be_had() {
+fn unusable_metrics_address_refuses_the_start() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap().to_string();
     let scratch = atoll_testkit::Scratch::new();
@@ -252,7 +252,7 @@ fn a_place_for_metrics_that_was_asked_for_must_be_had() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_sandbox_uses_is_sampled_and_told_for_a_range() {
+async fn sandbox_usage_is_sampled_and_returned_for_a_range() {
     let server = Server::start().await;
     let client = server.client();
     let id = client

@@ -115,7 +115,7 @@ async fn a_sandbox_is_patched() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_are_found_moved_copied_and_given_away() {
+async fn files_are_found_moved_copied_and_chowned() {
     let server = with_web().await;
     let sh = |line: &str| said(&server, &["exec", "web", "--", "sh", "-c", line]);
     let files = |words: &[&str]| said(&server, &[&["files"], words].concat());

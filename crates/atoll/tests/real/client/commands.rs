@@ -35,12 +35,12 @@ macro_rules! over_both {
 }
 
 over_both! {
-    sandboxes_are_made_listed_changed_and_removed, sandboxes_over_a_bad_line => sandboxes;
-    a_command_has_our_input_output_and_code, commands_over_a_bad_line => commands;
-    files_are_listed_read_made_watched_and_removed, files_over_a_bad_line => files;
-    a_port_of_a_sandbox_is_a_port_of_ours, ports_over_a_bad_line => ports;
-    what_happens_is_told_as_it_happens, what_happens_is_told_over_a_bad_line => events;
-    a_run_is_a_run_over_any_line, a_run_is_a_run_over_a_bad_line => runs;
+    sandboxes_are_created_listed_changed_and_removed, sandboxes_work_over_a_bad_line => sandboxes;
+    command_forwards_input_output_and_exit_code, commands_work_over_a_bad_line => commands;
+    files_are_listed_read_written_watched_and_removed, files_work_over_a_bad_line => files;
+    sandbox_port_is_forwarded_to_a_local_port, ports_work_over_a_bad_line => ports;
+    events_are_printed_as_they_occur, events_are_printed_over_a_bad_line => events;
+    run_works_over_a_stable_line, run_works_over_a_bad_line => runs;
 }
 
 async fn sandboxes(server: &Server, line: &impl Line) {

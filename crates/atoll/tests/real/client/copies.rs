@@ -46,7 +46,7 @@ fn alike(one: &Path, other: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_comes_back_as_it_went() {
+async fn copied_directory_round_trips() {
     let server = with_web().await;
     let scratch = Scratch::new();
     let (there, back) = (scratch.join("tree"), scratch.join("back"));
@@ -87,7 +87,7 @@ async fn a_directory_comes_back_as_it_went() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_keeps_its_mode_and_takes_its_place_at_once() {
+async fn copied_file_keeps_its_mode_and_appears_atomically() {
     let server = with_web().await;
     let scratch = Scratch::new();
     let file = scratch.join("tool");
@@ -148,7 +148,7 @@ async fn a_file_keeps_its_mode_and_takes_its_place_at_once() {
 
 /// A sandbox chooses the names: none of them leads out of the directory that was named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_of_a_sandbox_is_written_through_a_link() {
+async fn download_never_writes_through_a_link() {
     let server = with_web().await;
     let scratch = Scratch::new();
     let (target, outside) = (scratch.join("target"), scratch.join("outside"));

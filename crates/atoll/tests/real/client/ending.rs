@@ -13,7 +13,7 @@ use crate::cli::told;
 use crate::harness::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_with_a_name_keeps_its_files_and_the_user_is_told_when_it_ends() {
+async fn create_prints_the_end_and_named_sandboxes_keep_files() {
     let server = Server::start().await;
     let create = |args: &[&str]| {
         let output = done(
@@ -102,7 +102,7 @@ async fn set_timeout(client: &Client, id: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_says_that_the_lifetime_of_its_sandbox_ended() {
+async fn exec_reports_that_the_sandbox_lifetime_ended() {
     let server = Server::start().await;
     let client = server.client();
     let stopping = json!({ "timeout": 0, "alias": "web", "onTimeout": "stop" });
@@ -143,7 +143,7 @@ async fn a_command_says_that_the_lifetime_of_its_sandbox_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_says_that_a_caller_ended_its_sandbox() {
+async fn exec_reports_that_a_caller_ended_the_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let (id, child) = running(&server, json!({ "timeout": 0, "alias": "web" })).await;
@@ -170,7 +170,7 @@ async fn a_command_says_that_a_caller_ended_its_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_says_that_the_lifetime_of_its_sandbox_ended() {
+async fn shell_reports_that_the_sandbox_lifetime_ended() {
     let server = Server::start().await;
     let client = server.client();
     for (on_timeout, outcome) in [

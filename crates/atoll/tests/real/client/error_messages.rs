@@ -35,7 +35,7 @@ fn refused(command: Command, code: i32, words: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_urls_and_servers_that_are_not_there() {
+async fn wrong_keys_urls_and_servers_are_reported() {
     let server = Server::start().await;
     let mut command = atoll(&server, &["sandbox", "ls"]);
     command.env("ATOLL_API_KEY", format!("atl_{}", "0".repeat(64)));
@@ -97,7 +97,7 @@ async fn keys_urls_and_servers_that_are_not_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_and_files_that_are_not_there() {
+async fn missing_sandboxes_and_files_are_reported() {
     let server = Server::start().await;
     let client = server.client();
     client

@@ -41,7 +41,7 @@ fn start_run(server: &Server, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_and_named_runs_are_listed_together_and_removed_by_name() {
+async fn ls_and_rm_cover_sandboxes_and_named_runs() {
     let server = with_web().await;
     start_run(&server, "build");
     start_run(&server, "web");
@@ -149,7 +149,7 @@ async fn short_forms_and_aliases_act_on_the_sandboxes_of_the_server() {
 }
 
 #[test]
-fn without_a_server_there_are_named_runs_alone() {
+fn ls_without_a_server_lists_only_named_runs() {
     let scratch = Scratch::new();
     let here = |args: &[&str]| {
         let mut command = plain(args);

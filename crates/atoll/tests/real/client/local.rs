@@ -20,7 +20,7 @@ async fn key(server: &Server, scope: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_without_a_server_is_used_on_the_operators_socket() {
+async fn key_without_a_url_is_used_on_the_operators_socket() {
     let server = with_web().await;
     let with = |key: &str, args: &[&str]| {
         let mut command = operator(&server, args);
@@ -45,7 +45,7 @@ async fn a_key_without_a_server_is_used_on_the_operators_socket() {
 }
 
 #[test]
-fn what_acts_on_this_machine_only_is_refused_while_a_server_is_configured() {
+fn local_only_commands_fail_while_a_server_is_configured() {
     let scratch = Scratch::new();
     let data = scratch.join("data");
     harness::private(&data);
@@ -106,7 +106,7 @@ fn what_acts_on_this_machine_only_is_refused_while_a_server_is_configured() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn templates_are_those_of_the_server_that_is_configured() {
+async fn template_commands_use_the_configured_server() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     let layer = scratch.join("layer");

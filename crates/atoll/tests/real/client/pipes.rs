@@ -24,7 +24,7 @@ fn read_once(mut command: Command, begin: impl Fn()) -> Child {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_nobody_reads_any_more_ends() {
+async fn closed_output_pipe_ends_the_command() {
     let server = with_web().await;
     let happen = || {
         // An event that leaves the sandbox running.
@@ -68,7 +68,7 @@ async fn what_nobody_reads_any_more_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_written_is_no_success() {
+async fn failed_output_write_is_an_error() {
     let server = with_web().await;
     said(&server, &["exec", "web", "echo", "hi"]);
     for (args, expected) in [

@@ -22,7 +22,7 @@ fn numbers(count: u64) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_over_a_bad_line_is_run_once_and_told_whole() {
+async fn command_over_a_bad_line_runs_once_with_complete_output() {
     let server = with_web().await;
     let cutter = Cutter::new(server.address(), 11);
     let away = |args: &[&str], input: &[u8]| done(at(&server, &cutter.address(), args), input);
@@ -62,7 +62,7 @@ async fn a_command_over_a_bad_line_is_run_once_and_told_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_and_files_over_a_bad_line() {
+async fn sandboxes_and_files_work_over_a_bad_line() {
     let server = Server::start().await;
     let cutter = Cutter::new(server.address(), 5);
     let away = |args: &[&str]| {
@@ -114,7 +114,7 @@ async fn sandboxes_and_files_over_a_bad_line() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn output_goes_on_when_the_server_was_killed_and_started_again() {
+async fn output_resumes_after_a_server_kill() {
     let mut server = with_web().await;
     let line = "for i in $(seq 400); do echo $i; sleep 0.01; done; cat; exit 9";
     let mut command = operator(&server, &["exec", "web", "sh", "-c", line]);

@@ -11,7 +11,7 @@ use crate::api::Server;
 use crate::cli::told;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_on_a_server_is_a_run() {
+async fn run_on_a_server_behaves_like_a_local_run() {
     let server = Server::start().await;
     let client = server.client();
     let output = done(

@@ -14,7 +14,7 @@ use crate::api::Server;
 use crate::cli::told;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_login_is_tried_and_remembered_for_its_owner_alone() {
+async fn login_is_verified_and_saved_for_its_owner_only() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     let (url, key) = (
@@ -89,7 +89,7 @@ async fn a_login_is_tried_and_remembered_for_its_owner_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_trusted_when_somebody_vouches_for_it() {
+async fn server_certificate_requires_a_trusted_ca() {
     let scratch = Scratch::new();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let (certificate, key) = (scratch.join("cert.pem"), scratch.join("key.pem"));
@@ -144,7 +144,7 @@ async fn a_certificate_is_trusted_when_somebody_vouches_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_said_wins_over_what_is_around_and_that_over_what_is_remembered() {
+async fn flags_override_the_environment_and_saved_profiles() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     let url = format!("http://{}", server.address());
@@ -214,7 +214,7 @@ async fn what_is_said_wins_over_what_is_around_and_that_over_what_is_remembered(
 }
 
 #[test]
-fn a_beginning_is_looked_for_in_every_part_of_a_list() {
+fn prefix_is_resolved_across_all_pages() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let row =

@@ -12,7 +12,7 @@ use crate::api::Server;
 use crate::harness::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_goes_on_when_the_server_was_killed_and_started_again() {
+async fn shell_resumes_after_a_server_kill() {
     let mut server = with_web().await;
     let mut screen = Screen::start(operator(&server, &["shell", "web"]));
     screen.kind("x=kept; stty size; echo be''gun\n");
@@ -30,7 +30,7 @@ async fn a_shell_goes_on_when_the_server_was_killed_and_started_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_over_a_bad_line_is_one_shell() {
+async fn shell_over_a_bad_line_keeps_one_session() {
     let server = Server::start().await;
     let client = server.client();
     let id = client
@@ -70,7 +70,7 @@ async fn a_shell_over_a_bad_line_is_one_shell() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_terminal_runs_a_program_is_left_and_joined_again() {
+async fn terminal_program_is_detached_and_reattached() {
     let server = Server::start().await;
     let client = server.client();
     let id = client
@@ -105,7 +105,7 @@ async fn a_terminal_runs_a_program_is_left_and_joined_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_that_is_given_up_says_how_it_is_joined_again() {
+async fn abandoned_shell_prints_the_attach_command() {
     let mut server = with_web().await;
     let mut screen = Screen::start(operator(&server, &["shell", "web"]));
     screen.kind("x=kept; echo be''gun\n");
@@ -132,7 +132,7 @@ async fn a_shell_that_is_given_up_says_how_it_is_joined_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shell_that_cannot_be_had_leaves_the_terminal_as_it_was() {
+async fn failed_shell_leaves_the_terminal_unchanged() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -163,7 +163,7 @@ async fn a_shell_that_cannot_be_had_leaves_the_terminal_as_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_on_a_terminal_of_a_server_has_a_deadline_and_can_be_ended() {
+async fn terminal_run_on_a_server_has_a_deadline_and_can_be_ended() {
     let server = Server::start().await;
     let args = ["run", "-it", "--timeout", "1s", "--", "sleep", "1000"];
     let mut screen = Screen::start(atoll(&server, &args));

@@ -32,7 +32,7 @@ pub fn code(child: &mut Child) -> i32 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_on_a_server_is_ended_wherever_it_is_and_leaves_nothing() {
+async fn signal_ends_a_run_in_every_phase_and_leaves_nothing() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     let (file, back) = (scratch.join("file"), scratch.join("back"));
@@ -79,7 +79,7 @@ async fn a_run_on_a_server_is_ended_wherever_it_is_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_signal_does_not_wait_for_the_first() {
+async fn second_signal_does_not_wait_for_the_first() {
     let server = Server::start().await;
     let client = server.client();
     client
@@ -105,7 +105,7 @@ async fn a_second_signal_does_not_wait_for_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn top_shows_what_happens_says_what_is_old_and_ends_when_it_is_told() {
+async fn top_refreshes_marks_stale_data_and_ends_on_sigint() {
     let server = Server::start().await;
     let client = server.client();
     let args = ["top", "--interval", "1"];

@@ -12,7 +12,7 @@ use crate::api::Server;
 use crate::harness::{DEADLINE, World};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_on_this_machine_has_our_terminal_and_gives_it_back() {
+async fn local_run_uses_the_terminal_and_restores_its_mode() {
     World::open().await.close().await;
     let run = |args: &[&str]| Screen::start(crate::cli::atoll(&[&["run", "-it"], args].concat()));
     // The new size comes by another way than the keys: before or after them.
@@ -47,7 +47,7 @@ async fn a_run_on_this_machine_has_our_terminal_and_gives_it_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_is_asked_for_is_not_shown_and_ctrl_c_leaves_the_terminal_as_it_was() {
+async fn key_prompt_hides_input_and_ctrl_c_restores_the_terminal() {
     let server = Server::start().await;
     let scratch = Scratch::new();
     let url = format!("http://{}", server.address());
@@ -76,7 +76,7 @@ async fn a_key_that_is_asked_for_is_not_shown_and_ctrl_c_leaves_the_terminal_as_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_shows_how_far_it_is_to_people_alone() {
+async fn copy_progress_is_shown_only_on_terminals() {
     let server = with_web().await;
     let scratch = Scratch::new();
     let (big, back) = (scratch.join("big"), scratch.join("back"));

@@ -44,7 +44,7 @@ fn used(child: &Child) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_forward_that_has_no_room_rests_until_it_has() {
+async fn forward_at_the_descriptor_limit_waits_for_room() {
     let server = with_web().await;
     said(&server, &["exec", "-d", "web", "python3", "-c", ECHO]);
     wait_for("the port", DEADLINE, || {

@@ -46,7 +46,7 @@ pub async fn sandbox(client: &Client) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_route_of_a_sandbox_wants_its_own_token() {
+async fn every_sandbox_route_requires_its_own_token() {
     let server = Server::start().await;
     let client = server.client();
     let ((id, token), (_, other)) = (sandbox(&client).await, sandbox(&client).await);
@@ -67,7 +67,7 @@ async fn every_route_of_a_sandbox_wants_its_own_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_is_kept_ends_with_its_sandbox_and_there_are_only_so_many() {
+async fn watches_are_limited_and_end_with_their_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let (id, token) = sandbox(&client).await;
@@ -134,7 +134,7 @@ const CONTROL: &[(&str, &str, &str)] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_route_of_the_control_api_wants_a_key_of_the_sandboxs_org() {
+async fn every_control_route_requires_a_key_of_the_org() {
     let server = Server::start().await;
     let client = server.client();
     let (id, _) = sandbox(&client).await;

@@ -36,7 +36,7 @@ fn shown(answer: &Answer) -> Option<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_listed_origins_may_call_and_see_what_comes_of_it() {
+async fn pages_of_listed_origins_may_call_and_read_responses() {
     let server = Server::start_with(&["--cors-origin", FRIEND, "--domain", DOMAIN]).await;
     let client = server.client();
     let agent = Agent::make(&client).await;
@@ -91,7 +91,7 @@ async fn pages_of_listed_origins_may_call_and_see_what_comes_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_elsewhere_does_nothing_with_a_token_and_a_name_that_is_not_ours_leads_nowhere() {
+async fn unlisted_origins_and_foreign_hosts_are_refused() {
     for flags in [&[][..], &["--cors-origin", FRIEND]] {
         let server = Server::start_with(flags).await;
         let client = server.client();
@@ -121,7 +121,7 @@ async fn a_page_elsewhere_does_nothing_with_a_token_and_a_name_that_is_not_ours_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_may_see_a_port_is_up_to_the_program_there() {
+async fn sandbox_program_decides_cors_for_its_port() {
     let server = Server::start_with(&["--domain", DOMAIN, "--cors-origin", FRIEND]).await;
     let client = server.client();
     let (id, _) = serving(&client, json!({ "templateID": "base", "timeout": 100 })).await;
@@ -142,7 +142,7 @@ async fn who_may_see_a_port_is_up_to_the_program_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_that_contradicts_itself_is_told_how() {
+async fn contradictory_request_is_refused_with_the_reason() {
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let agent = Agent::make(&client).await;
@@ -252,7 +252,7 @@ const PROGRAM: &str = "async ({ Sandbox }, at) => {
 }";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_client_for_javascript_works_in_a_page_of_a_listed_origin() {
+async fn javascript_client_works_in_a_page_of_a_listed_origin() {
     let releases = include_str!("releases").lines();
     let release = releases
         .into_iter()

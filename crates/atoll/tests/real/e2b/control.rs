@@ -42,7 +42,7 @@ fn refused(answer: &Answer, status: u16) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_life_is_made_longer_by_refreshes_and_never_shorter() {
+async fn refreshes_only_extend_the_lifetime() {
     let server = Server::start().await;
     let client = server.client();
     let id = make(&client, json!({})).await;
@@ -61,7 +61,7 @@ async fn a_life_is_made_longer_by_refreshes_and_never_shorter() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn older_clients_resume_what_is_paused_and_list_what_runs() {
+async fn older_clients_resume_paused_and_list_running_sandboxes() {
     let server = Server::start().await;
     let client = server.client();
     let (id, other) = (
@@ -117,7 +117,7 @@ async fn older_clients_resume_what_is_paused_and_list_what_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pause_says_what_it_keeps_and_since_when_and_traffic_wakes_from_both_kinds() {
+async fn pause_reports_kind_and_time_and_traffic_resumes_both_kinds() {
     let server = Server::start().await;
     let client = server.client();
     for (memory, mode) in [(true, "full"), (false, "filesystem")] {
@@ -168,7 +168,7 @@ async fn a_pause_says_what_it_keeps_and_since_when_and_traffic_wakes_from_both_k
 
 /// Whichever way each of them wants it paused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_pauses_at_once_one_is_told_that_it_is_paused_already() {
+async fn second_concurrent_pause_reports_already_paused() {
     let server = Server::start().await;
     let client = server.client();
     let id = make(&client, json!({})).await;
@@ -195,7 +195,7 @@ async fn of_two_pauses_at_once_one_is_told_that_it_is_paused_already() {
 
 /// A connect that runs beside something else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connect_decides_by_what_is_when_it_is_its_turn() {
+async fn connect_uses_the_sandbox_state_at_its_turn() {
     let server = Server::start().await;
     let client = server.client();
     for round in 0..10 {
@@ -243,7 +243,7 @@ async fn a_connect_decides_by_what_is_when_it_is_its_turn() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_had_is_refused_and_what_nobody_knows_is_noted() {
+async fn unsupported_fields_are_refused_and_unknown_ones_logged() {
     let server = Server::start().await;
     let client = server.client();
     for (field, value) in [
@@ -345,7 +345,7 @@ const LATER: &[(&str, &str)] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_comes_later_says_so_to_who_has_a_key() {
+async fn unsupported_routes_return_501_to_authorized_callers() {
     let server = Server::start().await;
     let client = server.client();
     let nobody = client.with_key(Some(&format!("e2b_{}", "0".repeat(64))));

@@ -10,7 +10,7 @@ fn header(answer: &Answer, name: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_is_sent_again_only_if_it_is_another_one() {
+async fn unchanged_file_is_not_sent_again() {
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;
     let path = "/files?path=/tmp/kept";
@@ -72,7 +72,7 @@ async fn a_file_is_sent_again_only_if_it_is_another_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_take_bytes_as_they_are_is_told_that_there_are_no_others() {
+async fn download_without_acceptable_encoding_returns_406() {
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;
     let path = "/files?path=/etc/passwd";

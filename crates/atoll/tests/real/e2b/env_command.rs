@@ -8,12 +8,12 @@ use crate::api::Server;
 use crate::harness::binary;
 
 /// Lines that the command prints in an environment.
-fn told(words: &[&str], variables: &[(&str, &str)], home: &Scratch) -> Vec<String> {
-    told_with_notes(words, variables, home).0
+fn printed_exports(words: &[&str], variables: &[(&str, &str)], home: &Scratch) -> Vec<String> {
+    printed_exports_with_notes(words, variables, home).0
 }
 
 /// The same, with standard error.
-fn told_with_notes(
+fn printed_exports_with_notes(
     words: &[&str],
     variables: &[(&str, &str)],
     home: &Scratch,
@@ -45,7 +45,7 @@ fn exports(url: &str, key: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_server_that_is_meant_is_found_where_it_is() {
+async fn exports_name_the_selected_server() {
     let home = Scratch::new();
     let mut server = Server::start().await;
     let data = server.data();
@@ -54,9 +54,12 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
     let here = [("ATOLL_DATA_DIR", data)];
     for _ in 0..2 {
         let url = format!("http://{}", server.address());
-        assert_eq!(told(&["--admin"], &here, &home), exports(&url, &key));
+        assert_eq!(
+            printed_exports(&["--admin"], &here, &home),
+            exports(&url, &key)
+        );
         let words = ["--admin", "--data-dir", data];
-        assert_eq!(told(&words, &[], &home), exports(&url, &key));
+        assert_eq!(printed_exports(&words, &[], &home), exports(&url, &key));
         // The next server has another port, which the command does not know.
         server.kill_and_start();
     }
@@ -67,21 +70,30 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
         format!("e2b_{}", "1".repeat(64)),
     );
     let surroundings = [here[0], ("ATOLL_URL", elsewhere), ("ATOLL_API_KEY", &mine)];
-    assert_eq!(told(&[], &surroundings, &home), exports(elsewhere, &theirs));
+    assert_eq!(
+        printed_exports(&[], &surroundings, &home),
+        exports(elsewhere, &theirs)
+    );
     // An explicit server of this machine takes precedence.
     let url = format!("http://{}", server.address());
     let words = ["--admin", "--data-dir", data];
-    assert_eq!(told(&words, &surroundings, &home), exports(&url, &key));
+    assert_eq!(
+        printed_exports(&words, &surroundings, &home),
+        exports(&url, &key)
+    );
     let settings = home.join(".config/atoll");
     std::fs::create_dir_all(&settings).unwrap();
     let profile = format!("[profiles.work]\nurl = \"{elsewhere}/\"\napi_key = \"{mine}\"\n");
     std::fs::write(settings.join("config.toml"), profile).unwrap();
     let words = ["--profile", "work"];
-    assert_eq!(told(&words, &here, &home), exports(elsewhere, &theirs));
+    assert_eq!(
+        printed_exports(&words, &here, &home),
+        exports(elsewhere, &theirs)
+    );
     server.end();
     // No server runs: prints the default address.
     assert_eq!(
-        told(&["--admin"], &here, &home),
+        printed_exports(&["--admin"], &here, &home),
         exports("http://127.0.0.1:8080", &key)
     );
     server.kill_and_start();
@@ -89,13 +101,13 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_the_servers_machine_a_key_for_sandboxes_is_made_and_printed_once() {
+async fn local_server_creates_and_prints_a_sandbox_key_once() {
     let home = Scratch::new();
     let server = Server::start().await;
     let url = format!("http://{}", server.address());
     let data = server.data();
     let here = [("ATOLL_DATA_DIR", data.to_str().unwrap())];
-    let (lines, note) = told_with_notes(&[], &here, &home);
+    let (lines, note) = printed_exports_with_notes(&[], &here, &home);
     let key = lines[2].strip_prefix("export E2B_API_KEY=").unwrap();
     assert_eq!(lines, exports(&url, key));
     assert_ne!(key, server.client().key.unwrap().replace("atl_", "e2b_"));
@@ -112,8 +124,14 @@ async fn on_the_servers_machine_a_key_for_sandboxes_is_made_and_printed_once() {
     // A key that is given is printed, and none is made.
     let given = key.replace("e2b_", "atl_");
     let surroundings = [here[0], ("ATOLL_API_KEY", &given)];
-    assert_eq!(told(&[], &surroundings, &home), exports(&url, key));
-    assert_eq!(told(&["--key", &given], &here, &home), exports(&url, key));
+    assert_eq!(
+        printed_exports(&[], &surroundings, &home),
+        exports(&url, key)
+    );
+    assert_eq!(
+        printed_exports(&["--key", &given], &here, &home),
+        exports(&url, key)
+    );
     assert_eq!(server.client().get("/keys").await.array().len(), keys.len());
     server.close().await;
 }

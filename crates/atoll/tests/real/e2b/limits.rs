@@ -7,7 +7,7 @@ use super::ports::{PORT, ask};
 use crate::api::Server;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_would_wake_a_sandbox_on_a_full_machine_is_told_so_and_it_sleeps_on() {
+async fn resume_on_a_full_machine_fails_and_keeps_the_pause() {
     let mut server = Server::start().await;
     let client = server.client();
     let asked = json!({
@@ -58,7 +58,7 @@ async fn who_would_wake_a_sandbox_on_a_full_machine_is_told_so_and_it_sleeps_on(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_is_listed_whole_or_not_at_all_heavy() {
+async fn directory_listing_is_complete_or_an_error_heavy() {
     const MOST: usize = 100_000;
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;

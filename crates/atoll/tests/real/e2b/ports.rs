@@ -91,7 +91,7 @@ pub(super) async fn ask(client: &Client, id: &str, port: u16, more: &[(&str, &st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_is_reached_by_headers_and_by_its_host() {
+async fn port_is_reached_by_headers_and_by_host() {
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let (id, made) = serving(&client, json!({ "templateID": "base", "timeout": 100 })).await;
@@ -151,7 +151,7 @@ async fn a_port_is_reached_by_headers_and_by_its_host() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_browser_is_shown_a_page_where_nothing_answers_and_never_instead_of_an_answer() {
+async fn browser_gets_an_error_page_only_when_no_program_responds() {
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let (id, _) = serving(&client, json!({ "templateID": "base", "timeout": 100 })).await;
@@ -181,7 +181,7 @@ async fn a_browser_is_shown_a_page_where_nothing_answers_and_never_instead_of_an
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_that_is_not_public_wants_the_traffic_token() {
+async fn non_public_port_requires_the_traffic_token() {
     let server = Server::start().await;
     let client = server.client();
     let network = json!({ "allowPublicTraffic": false });
@@ -204,7 +204,7 @@ async fn a_port_that_is_not_public_wants_the_traffic_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_a_port_wakes_only_what_wants_to_be_woken() {
+async fn port_request_resumes_only_sandboxes_with_auto_resume() {
     let server = Server::start().await;
     let client = server.client();
     for wakes in [true, false] {
@@ -226,7 +226,7 @@ async fn who_asks_a_port_wakes_only_what_wants_to_be_woken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn visitors_without_a_credential_leave_half_of_the_connections_to_others() {
+async fn anonymous_visitors_leave_half_of_the_connections_free() {
     const PLACES: usize = 8;
     let server = Server::start_with(&["--max-connections", &PLACES.to_string()]).await;
     let client = server.client();

@@ -61,7 +61,7 @@ fn comparable(answer: &Answer, id: &str) -> (u16, Vec<(String, String)>, String)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_credential_a_private_port_answers_as_that_of_an_unknown_sandbox() {
+async fn private_port_looks_like_an_unknown_sandbox_to_anonymous() {
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let own = private(&client).await;
@@ -121,7 +121,7 @@ async fn without_a_credential_a_private_port_answers_as_that_of_an_unknown_sandb
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_private_port_is_for_keys_tickets_and_the_traffic_token() {
+async fn private_port_accepts_keys_tickets_and_the_traffic_token() {
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let id = private(&client).await;
@@ -179,7 +179,7 @@ async fn a_private_port_is_for_keys_tickets_and_the_traffic_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_without_a_credential_do_not_keep_a_sandbox_from_becoming_idle() {
+async fn unauthenticated_requests_do_not_prevent_idling() {
     let server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "pause" });
@@ -210,7 +210,7 @@ async fn requests_without_a_credential_do_not_keep_a_sandbox_from_becoming_idle(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_everybody_is_let_in_a_page_elsewhere_is_not() {
+async fn dev_mode_refuses_cross_site_requests_to_private_ports() {
     let server = Server::start_with(&["--dev", "--domain", "localhost"]).await;
     let client = server.client();
     let id = private(&client).await;
@@ -479,7 +479,7 @@ fn base64(text: &str) -> String {
 
 /// An E2B-style link without a sandbox's id is resolved among the most recently created sandboxes only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_link_without_an_id_costs_the_same_among_many_sandboxes() {
+async fn link_without_an_id_is_resolved_in_bounded_time() {
     let mut server = Server::start().await;
     let client = server.client();
     let (id, token) = super::sandbox(&client).await;
@@ -533,7 +533,7 @@ async fn searching(client: &Client, link: &str) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_alias_leads_to_the_sandbox_that_has_it() {
+async fn alias_host_resolves_to_its_sandbox() {
     let server = Server::start().await;
     let client = server.client();
     let first = client
@@ -564,7 +564,7 @@ async fn an_alias_leads_to_the_sandbox_that_has_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_of_e2bs_interface_is_public_unless_secured() {
+async fn port_of_the_e2b_api_is_public_unless_secured() {
     let server = Server::start().await;
     let client = server.client();
     let public = json!({ "templateID": "base", "timeout": 100 });

@@ -13,7 +13,7 @@ fn request_id(answer: &Answer) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_for_a_sandbox_are_named_told_of_and_counted() {
+async fn sandbox_requests_have_ids_and_are_logged_and_counted() {
     let server = Server::start().await;
     let client = server.client();
     let asked = json!({ "templateID": "base", "timeout": 100 });
@@ -81,7 +81,7 @@ async fn requests_for_a_sandbox_are_named_told_of_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_is_sent_so_many_requests_a_second_by_who_has_its_token() {
+async fn authorized_requests_to_a_sandbox_are_rate_limited() {
     let server = Server::start_with(&["--rate-limit", "5"]).await;
     let client = server.client();
     let (id, token) = sandbox(&client).await;
@@ -106,7 +106,7 @@ async fn a_sandbox_is_sent_so_many_requests_a_second_by_who_has_its_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_the_domains_own_api_there_is_the_control_api() {
+async fn api_host_of_the_domain_serves_the_control_api() {
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let api = format!("API.{DOMAIN}:8443");

@@ -30,7 +30,7 @@ fn over() -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_stream_says_that_it_lives_as_often_as_it_is_asked_to() {
+async fn silent_stream_sends_keepalives_at_the_requested_interval() {
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;
     let often = [("keepalive-ping-interval", "1")];
@@ -62,7 +62,7 @@ async fn a_silent_stream_says_that_it_lives_as_often_as_it_is_asked_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn at_its_deadline_a_stream_fails_and_has_no_end_of_its_process() {
+async fn stream_at_its_deadline_fails_without_an_end_event() {
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;
     let soon = [("connect-timeout-ms", "300")];
@@ -81,7 +81,7 @@ async fn at_its_deadline_a_stream_fails_and_has_no_end_of_its_process() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_joins_a_process_that_has_ended_is_told_how() {
+async fn connect_to_an_ended_process_returns_its_exit_status() {
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;
     let (mut stream, pid) = agent.start("echo said; exit 3", &[]).await;
@@ -123,7 +123,7 @@ async fn ends(client: &Client, act: impl AsyncFnOnce(&str)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_listened_to_does_not_end_by_itself_when_its_sandbox_does() {
+async fn open_streams_are_aborted_when_their_sandbox_ends() {
     let server = Server::start().await;
     let client = server.client();
     let post = async |path: String, body: Value| {
@@ -189,7 +189,7 @@ async fn ask_until_gone(agent: &Agent, slow: bool, answered: &Notify) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_under_way_fail_as_those_of_a_sandbox_that_is_gone() {
+async fn pending_calls_fail_as_not_found_when_their_sandbox_ends() {
     let server = Server::start().await;
     let client = server.client();
     for act in ["kill", "stop", "pause"] {
@@ -214,7 +214,7 @@ async fn calls_under_way_fail_as_those_of_a_sandbox_that_is_gone() {
 
 /// A response that has begun can only be aborted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_download_under_way_breaks_off_when_its_sandbox_is_paused() {
+async fn download_is_aborted_when_its_sandbox_is_paused() {
     const SIZE: usize = 1 << 30;
     let server = Server::start().await;
     let client = server.client();
@@ -239,7 +239,7 @@ async fn a_download_under_way_breaks_off_when_its_sandbox_is_paused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn output_that_is_lost_is_no_output_that_never_was() {
+async fn lost_output_fails_the_stream_with_data_loss() {
     let server = Server::start().await;
     let client = server.client();
     let agent = Agent::make(&client).await;
@@ -261,7 +261,7 @@ async fn output_that_is_lost_is_no_output_that_never_was() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn too_many_requests_are_refused_in_the_form_of_what_was_called() {
+async fn rate_limit_errors_use_the_format_of_the_called_api() {
     let mut server = Server::start_with(&["--rate-limit", "5"]).await;
     let client = server.client();
     let agent = Agent::make(&client).await;

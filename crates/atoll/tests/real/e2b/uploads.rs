@@ -6,7 +6,7 @@ use super::calls::Agent;
 use crate::api::Server;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_said_of_a_file_is_printable_and_short() {
+async fn file_metadata_is_printable_and_bounded() {
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;
     let octets = ("content-type", "application/octet-stream");
@@ -41,7 +41,7 @@ async fn what_is_said_of_a_file_is_printable_and_short() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_read_as_an_upload_makes_no_file() {
+async fn invalid_upload_creates_no_file() {
     let server = Server::start().await;
     let agent = Agent::make(&server.client()).await;
     let octets = ("content-type", "application/octet-stream");

@@ -6,7 +6,7 @@ use super::sandbox;
 use crate::api::Server;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_of_several_are_those_that_the_caller_may_see() {
+async fn metrics_of_several_sandboxes_cover_only_visible_ones() {
     let server = Server::start().await;
     let client = server.client();
     let ((one, _), (two, _)) = (sandbox(&client).await, sandbox(&client).await);

@@ -67,10 +67,10 @@ macro_rules! pythons {
 }
 
 pythons! {
-    the_python_sdk_does_what_it_says => ["pytest", "-q", "tests", "--deselect", "tests/test_away.py"];
-    the_python_sdk_stands_servers_that_are_away => ["pytest", "-q", "tests/test_away.py"];
-    the_python_sdk_is_typed => ["mypy"];
-    the_python_sdk_is_tidy => ["ruff", "check", "."];
-    the_python_sdk_is_formatted => ["ruff", "format", "--check", "."];
-    what_is_made_from_the_python_sdk_is_current => ["generate", "--check"];
+    python_sdk_passes_its_tests => ["pytest", "-q", "tests", "--deselect", "tests/test_away.py"];
+    python_sdk_survives_unreachable_servers => ["pytest", "-q", "tests/test_away.py"];
+    python_sdk_passes_mypy => ["mypy"];
+    python_sdk_passes_ruff => ["ruff", "check", "."];
+    python_sdk_is_formatted => ["ruff", "format", "--check", "."];
+    generated_python_sdk_files_are_current => ["generate", "--check"];
 }

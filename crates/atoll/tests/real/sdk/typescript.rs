@@ -156,22 +156,22 @@ async fn check_with(which: Node, compiler: &'static [&str], tests: &'static [&st
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_strict_and_does_what_it_says() {
+async fn strict_build_passes_the_sdk_tests() {
     check(&[], &["direct", "local", "package"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_stands_a_bad_line_and_kills_of_the_server() {
+async fn sdk_survives_a_bad_line_and_server_kills() {
     check(UNCHECKED, &["lines"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_with_websockets_needs_nothing_else() {
+async fn node_with_websockets_needs_no_dependency() {
     check_with(Node::Alone, UNCHECKED, &["direct", "lines"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_trusted_when_somebody_vouches_for_it() {
+async fn server_certificate_requires_a_trusted_ca() {
     let scratch = Scratch::new();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let [certificate, key] = ["cert.pem", "key.pem"].map(|name| scratch.join(name));
@@ -203,12 +203,12 @@ async fn a_certificate_is_trusted_when_somebody_vouches_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_examples_of_its_readme_do_what_they_show() {
+async fn readme_examples_behave_as_documented() {
     check(UNCHECKED, &["readme"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_of_a_listed_origin_uses_it() {
+async fn sdk_works_in_a_page_of_a_listed_origin() {
     let build = || Package::build(UNCHECKED);
     let package = tokio::task::spawn_blocking(build).await.unwrap();
     let port = serve(Some(package.place().join("build"))).await;
