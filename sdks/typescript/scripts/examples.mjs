@@ -9,8 +9,8 @@ const blocks = [...readFileSync(new URL("README.md", here), "utf8").matchAll(/^`
 blocks.forEach(([, code], index) => {
     const lines = code.split("\n");
     const prints = lines.flatMap((line) => {
-        const said = line.match(/console\.log.*; \/\/ (.*)$/) ?? line.match(/^\/\/ (.*)$/);
-        return said ? [said[1]] : [];
+        const output = line.match(/console\.log.*; \/\/ (.*)$/) ?? line.match(/^\/\/ (.*)$/);
+        return output ? [output[1]] : [];
     });
     const source = code.replace('"atoll-sdk"', '"../../src/node.js"');
     writeFileSync(new URL(`${index + 1}.ts`, to), `${source}\nexport {};\n`);

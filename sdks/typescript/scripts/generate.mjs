@@ -47,9 +47,9 @@ function object(schema, indent) {
     }
     const lines = fields.map(([name, field]) => {
         const needed = (schema.required ?? []).includes(name);
-        const said = field.description ?? field.oneOf?.find((part) => part.description)?.description;
+        const description = field.description ?? field.oneOf?.find((part) => part.description)?.description;
         const inner = `${indent}    `;
-        return `${comment(said, inner)}${inner}${name}${needed ? "" : "?"}: ${type(field, inner)};\n`;
+        return `${comment(description, inner)}${inner}${name}${needed ? "" : "?"}: ${type(field, inner)};\n`;
     });
     return `{\n${lines.join("")}${indent}}`;
 }

@@ -1,4 +1,4 @@
-// Writes docs/reference/typescript.md from the comments of what the package exports. `--check` says whether what is committed is current.
+// Writes docs/reference/typescript.md from the comments of the exported API. `--check` fails if the committed file is out of date.
 import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import ts from "typescript";
@@ -6,12 +6,12 @@ import ts from "typescript";
 const here = new URL("..", import.meta.url);
 const entry = fileURLToPath(new URL("src/index.ts", here));
 const { options } = ts.parseJsonConfigFileContent(ts.readConfigFile(fileURLToPath(new URL("tsconfig.json", here)), ts.sys.readFile).config, ts.sys, fileURLToPath(here));
-// Only what is written here is looked at, not what it means.
+// Only syntax and comments are needed, so no library types are loaded.
 const program = ts.createProgram([entry], { ...options, noLib: true, types: [] });
 const checker = program.getTypeChecker();
 const exported = checker.getExportsOfModule(checker.getSymbolAtLocation(program.getSourceFile(entry)));
 
-const said = (symbol) => ts.displayPartsToString(symbol.getDocumentationComment(checker)).replace(/\s+/g, " ").trim();
+const documentation = (symbol) => ts.displayPartsToString(symbol.getDocumentationComment(checker)).replace(/\s+/g, " ").trim();
 const hidden = (node) => ts.getJSDocTags(node).some((tag) => tag.tagName.text === "internal");
 const flat = (text) => text.replace(/\s+/g, " ").trim();
 
@@ -23,7 +23,7 @@ function signature(node) {
     return flat(text).replace(/[;{]$/, "").replace(/^(export|readonly) /, "").replace(/^async (\*?)/, "$1").replace(/^static async (\*?)/, "static $1").trim();
 }
 
-/** The members that users see, each with its signatures. */
+/** The public members, each with its signatures. */
 function members(declaration) {
     const shown = new Map();
     for (const member of declaration.members) {
@@ -32,15 +32,15 @@ function members(declaration) {
         if (!name || ts.isPrivateIdentifier(name) || ts.isComputedPropertyName(name) || flags & ts.ModifierFlags.Private || hidden(member)) continue;
         const text = name.getText();
         const known = shown.get(text) ?? { signatures: [], comment: "" };
-        // Of overloads, the last is for the compiler.
+        // The implementation of overloads is not public.
         if (!(known.signatures.length > 0 && member.body)) known.signatures.push(signature(member));
-        known.comment ||= said(checker.getSymbolAtLocation(name));
+        known.comment ||= documentation(checker.getSymbolAtLocation(name));
         shown.set(text, known);
     }
     return [...shown.values()];
 }
 
-/** What is public and says nothing. */
+/** Public names without a comment. */
 const silent = [];
 
 function list(owner, declaration) {
@@ -52,11 +52,11 @@ function list(owner, declaration) {
 function section(symbol) {
     const target = symbol.flags & ts.SymbolFlags.Alias ? checker.getAliasedSymbol(symbol) : symbol;
     const declaration = target.declarations[0];
-    const lines = [`### ${symbol.name}`, "", said(target), ""];
-    if (!said(target)) silent.push(symbol.name);
+    const lines = [`### ${symbol.name}`, "", documentation(target), ""];
+    if (!documentation(target)) silent.push(symbol.name);
     if (ts.isClassDeclaration(declaration) || ts.isInterfaceDeclaration(declaration)) {
         const above = (declaration.heritageClauses ?? []).flatMap((clause) => clause.types.map((type) => flat(type.getText())));
-        if (above.length > 0) lines.push(`Has what ${above.map((one) => `\`${one}\``).join(", ")} has.`, "");
+        if (above.length > 0) lines.push(`Extends ${above.map((one) => `\`${one}\``).join(", ")}.`, "");
         lines.push(...list(symbol.name, declaration), "");
     } else if (ts.isFunctionDeclaration(declaration)) {
         const signatures = target.declarations.filter((one) => target.declarations.length === 1 || !one.body);
@@ -83,9 +83,9 @@ const sorted = (some) => some.sort((one, other) => rank(one) - rank(other) || on
 const text = [
     "# The TypeScript SDK",
     "",
-    "<!-- Made from the comments of sdks/typescript/src by scripts/reference.mjs: do not change it here. -->",
+    "<!-- Generated from the comments of sdks/typescript/src by scripts/reference.mjs: do not change it here. -->",
     "",
-    "How to begin: [its README](../../sdks/typescript/README.md). Types of the API itself (`api.Sandbox`, `api.File`, …) are those of [openapi/v1.json](../../openapi/v1.json).",
+    "Quick start: [its README](../../sdks/typescript/README.md). Types of the API itself (`api.Sandbox`, `api.File`, …) are those of [openapi/v1.json](../../openapi/v1.json).",
     "",
     "## Classes",
     "",
@@ -93,19 +93,19 @@ const text = [
     "## Functions",
     "",
     ...sorted(rest.filter(isFunction)).map(({ symbol }) => section(symbol)),
-    "## Options and answers",
+    "## Options and results",
     "",
     ...sorted(rest.filter((one) => !isClass(one) && !isFunction(one))).map(({ symbol }) => section(symbol)),
     "## Errors by code",
     "",
     "| class | meaning |",
     "|---|---|",
-    ...codes.map(({ symbol, target }) => `| \`${symbol.name}\` | ${said(target).replaceAll("|", "\\|")} |`),
+    ...codes.map(({ symbol, target }) => `| \`${symbol.name}\` | ${documentation(target).replaceAll("|", "\\|")} |`),
     "",
 ].join("\n");
 
 const file = new URL("../../docs/reference/typescript.md", here);
-silent.push(...codes.filter(({ target }) => !said(target)).map(({ symbol }) => symbol.name));
+silent.push(...codes.filter(({ target }) => !documentation(target)).map(({ symbol }) => symbol.name));
 if (silent.length > 0) {
     console.error(`no comment says what these are:\n${silent.join("\n")}`);
     process.exitCode = 1;

@@ -1,3 +1,3 @@
-/** The entry for browsers. */
+/** Entry point for browsers. */
 
 export * from "./index.js";

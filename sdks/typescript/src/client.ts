@@ -1,86 +1,86 @@
 /**
- * Requests to a server. One that cannot do harm twice is said again if the connection breaks; any is if it never left. No
- * call waits for ever: each has a deadline that its error names.
+ * HTTP client: requests with deadlines and retries. Idempotent requests are retried if the connection breaks, all others
+ * only if they were not sent. The error of an exceeded deadline names the request.
  */
 
-import { Deadline, Patience, Silence, backoff, silence } from "./deadline.js";
+import { Deadline, RetryPolicy, IdleWatchdog, backoff, idleTimeout } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
-import { invalid, refused, told } from "./failure.js";
+import { invalid, errorFromResponse, parseError } from "./failure.js";
 import { type ServerEvent, serverEvents } from "./sse.js";
 import { platform } from "./platform.js";
 
-/** Which server, and how. What is not said comes from the environment. */
+/** Which server to use, and how. Omitted options are taken from the environment. */
 export interface ConnectionOptions {
-    /** Such as `https://atoll.example`; else `ATOLL_URL`, the profile, or the local server. */
+    /** Server URL, such as `https://atoll.example`. The default is `ATOLL_URL`, then the profile, then the local server. */
     url?: string;
-    /** Else `ATOLL_API_KEY`, or the profile's. None is fine for a server that asks for none. */
+    /** API key. The default is `ATOLL_API_KEY`, then the profile's key. Servers without authentication need none. */
     apiKey?: string;
-    /** A profile of `atoll/config.toml` in the user's configuration directory; Node only. */
+    /** Profile name in `atoll/config.toml` in the user's configuration directory; Node only. */
     profile?: string;
-    /** How long a request may take, in seconds, unless the call says otherwise; 60. */
+    /** Default timeout of a request, in seconds. The default is 60. */
     requestTimeout?: number;
-    /** How long a server that was there may be away before that is a failure, in seconds; 30, which is enough for a restart. */
+    /** How long requests are retried while a server that responded before is unreachable, in seconds. The default is 30, enough for a restart. */
     reconnect?: number;
-    /** A client that is there already; the other options are not looked at then. */
+    /** An existing client; the other options are ignored then. */
     client?: Client;
 }
 
-/** What every call takes. */
+/** Options of every call. */
 export interface CallOptions {
-    /** How long this may take, in seconds. */
+    /** Timeout of the call, in seconds. */
     requestTimeout?: number;
-    /** Gives the call up. */
+    /** Aborts the call. */
     signal?: AbortSignal;
 }
 
-/** What every call takes, of options that have more. */
+/** Selects the options of every call from options that have more. */
 export function call(options: CallOptions): CallOptions {
     return { requestTimeout: options.requestTimeout, signal: options.signal };
 }
 
 export type Query = Record<string, string | number | boolean | null | undefined>;
 
-/** A request. */
-export interface Asked extends CallOptions {
+/** Options of a request. */
+export interface RequestOptions extends CallOptions {
     query?: Query;
     json?: unknown;
-    /** Makes the body, for each attempt. */
+    /** Creates the body of each attempt. */
     body?: () => BodyInit;
     headers?: Record<string, string>;
-    /** `always` for what can be said twice without harm; `unsent` if only when it surely did not arrive; `never`. */
+    /** When to retry: `always` for idempotent requests, `unsent` if no part of the request was sent, or `never`. */
     repeat?: "always" | "unsent" | "never";
-    /** A failure that means success if an earlier answer was lost: it is done already. */
+    /** Error code that means success in a retry, as the first attempt took effect. */
     done?: string;
 }
 
-/** Where `atoll serve` listens if nothing is said. */
+/** The default address of `atoll serve`. */
 const LOCAL = "http://127.0.0.1:8080";
-/** A request that was under way for so long, in milliseconds, had a server: it is looked for anew, */
+/** A request that fails after this time, in milliseconds, reached a server, so its retries start again, */
 const UNDER_WAY = 5_000;
-/** but not more often than this. */
+/** at most this number of times. */
 const ANEW = 10;
-/** How often one that never was there is. */
+/** Maximum number of retries if the server never responded. */
 const FIRST = 2;
 
-/** What a proxy answers when the server behind it does not. */
+/** Statuses with which a proxy responds when it cannot reach the server. */
 const AWAY = [502, 503, 504];
 
-/** Causes by which a server is not trusted: nothing has left then. */
+/** Certificate errors: no part of the request was sent. */
 const UNTRUSTED = /CERT|SELF_SIGNED|UNABLE_TO|ERR_TLS|ERR_SSL/;
-/** Causes with which a request has not left. */
+/** Connection errors before any part of the request was sent. */
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "UND_ERR_CONNECT_TIMEOUT"]);
 
 const LOOK = "see that the server runs (atoll serve) and that ATOLL_URL is its URL";
 const LOOK_FROM_A_PAGE = "see that the server runs, and was started with --cors-origin and this page's origin";
 const TRUST = "a certificate of your own is trusted with NODE_EXTRA_CA_CERTS; a server without one is http://";
 
-/** A server, and how it is spoken to. Connections are kept and used again. */
+/** A connection to an Atoll server. HTTP connections are reused. */
 export class Client {
-    /** Where it is. */
+    /** The server's URL. */
     readonly url: string;
-    /** How long a request may take, in seconds. */
+    /** Default timeout of a request, in seconds. */
     readonly requestTimeout: number;
-    /** How long it may be away, in seconds. */
+    /** How long requests are retried while the server is unreachable, in seconds. */
     readonly reconnect: number;
     readonly #key: string | undefined;
     #reached = false;
@@ -95,9 +95,9 @@ export class Client {
             throw invalid("url", `${JSON.stringify(url)} is not the URL of a server`, `give one such as ${LOCAL}`);
         }
         this.url = url.replace(/\/+$/, "");
-        // A key that was set for a server goes to no other.
-        const meant = place.url === undefined || place.url === url;
-        this.#key = options.apiKey ?? (meant ? place.apiKey : undefined);
+        // A key that is configured for one server is not sent to another.
+        const isSameServer = place.url === undefined || place.url === url;
+        this.#key = options.apiKey ?? (isSameServer ? place.apiKey : undefined);
         this.requestTimeout = options.requestTimeout ?? 60;
         this.reconnect = options.reconnect ?? 30;
         if (this.#key !== undefined && !/^[\x21-\x7e]+$/.test(this.#key)) {
@@ -105,30 +105,30 @@ export class Client {
         }
     }
 
-    /** The client of some options. */
+    /** The client of the options, or a new one. */
     static of(options: ConnectionOptions = {}): Client {
         return options.client ?? new Client(options);
     }
 
-    /** Whether it has a key. */
+    /** Whether the client has an API key. */
     get hasKey(): boolean {
         return this.#key !== undefined;
     }
 
-    /** The address of a route. */
+    /** The URL of a route. */
     address(path: string, query: Query = {}): string {
-        const said = Object.entries(query).filter(([, value]) => value !== undefined && value !== null);
-        const words = new URLSearchParams(said.map(([name, value]) => [name, String(value)]));
-        return `${this.url}${path}${said.length > 0 ? `?${words}` : ""}`;
+        const entries = Object.entries(query).filter(([, value]) => value !== undefined && value !== null);
+        const words = new URLSearchParams(entries.map(([name, value]) => [name, String(value)]));
+        return `${this.url}${path}${entries.length > 0 ? `?${words}` : ""}`;
     }
 
-    /** Sends a request; the JSON of its answer. */
-    async json<T>(method: string, path: string, asked: Asked = {}): Promise<T> {
-        return await this.request(method, path, asked, async (response) => await this.parsed<T>(response, `${method} ${path}`));
+    /** Sends a request and returns the JSON of the response. */
+    async json<T>(method: string, path: string, options: RequestOptions = {}): Promise<T> {
+        return await this.request(method, path, options, async (response) => await this.parsed<T>(response, `${method} ${path}`));
     }
 
     /**
-     * The JSON of an answer.
+     * The JSON of a response.
      * @internal
      */
     async parsed<T>(response: Response, what: string): Promise<T> {
@@ -144,31 +144,31 @@ export class Client {
         }
     }
 
-    /** Sends a request; what is made of its answer. An answer that breaks off is as good as none. */
-    async request<T>(method: string, path: string, asked: Asked, take: (response: Response) => Promise<T>): Promise<T> {
+    /** Sends a request and returns the result of `take` for the response. A response that breaks off counts as lost. */
+    async request<T>(method: string, path: string, options: RequestOptions, take: (response: Response) => Promise<T>): Promise<T> {
         const what = `${method} ${path}`;
-        const deadline = new Deadline(what, asked.requestTimeout ?? this.requestTimeout, asked.signal);
+        const deadline = new Deadline(what, options.requestTimeout ?? this.requestTimeout, options.signal);
         let [begin, lost, anew] = [Date.now(), false, 0];
         try {
             for (let tries = 0; ; tries++) {
                 const at = Date.now();
                 try {
-                    const response = await this.#fetch(method, path, asked, deadline.signal);
+                    const response = await this.#fetch(method, path, options, deadline.signal);
                     if (!response.ok) {
-                        throw await refused(response, what);
+                        throw await errorFromResponse(response, what);
                     }
                     return await take(response);
                 } catch (thrown) {
                     deadline.check();
                     const error = this.broken(thrown);
-                    if (lost && error instanceof AtollError && error.code === asked.done) {
+                    if (lost && error instanceof AtollError && error.code === options.done) {
                         return undefined as T;
                     }
                     lost ||= error instanceof ConnectionError && error.sent;
                     if (Date.now() - at > UNDER_WAY && anew < ANEW) {
                         [begin, tries, anew] = [Date.now(), 0, anew + 1];
                     }
-                    const wait = this.#patience(error, asked, method, tries, begin);
+                    const wait = this.#retryDelay(error, options, method, tries, begin);
                     if (wait === undefined) {
                         throw error;
                     }
@@ -181,76 +181,76 @@ export class Client {
     }
 
     /**
-     * Server-sent events of a route. A stream that breaks off is opened again, `after` the last event that had an id;
-     * `resumed` is called then. Whoever knows the last event stops reading.
+     * Server-sent events of a route. A broken stream is opened again `after` the last event that had an id; `resumed` is
+     * called then. The generator never ends by itself: the caller stops reading at the last event.
      */
     async *events(
         path: string,
-        asked: { query?: Query; after?: string; signal?: AbortSignal; opened?: () => void; resumed?: () => ServerEvent | undefined },
+        options: { query?: Query; after?: string; signal?: AbortSignal; opened?: () => void; resumed?: () => ServerEvent | undefined },
     ): AsyncGenerator<ServerEvent> {
-        let { after } = asked;
-        const patience = new Patience(this.reconnect * 1000);
+        let { after } = options;
+        const retry = new RetryPolicy(this.reconnect * 1000);
         do {
-            const quiet = new Silence(silence.most, asked.signal);
+            const watchdog = new IdleWatchdog(idleTimeout.milliseconds, options.signal);
             try {
-                // The deadline is for the beginning of the answer; what follows has its own.
-                const query = { ...asked.query, after };
-                const response = await this.request("GET", path, { query, signal: quiet.signal }, async (it) => it);
-                asked.opened?.();
-                for await (const event of serverEvents(response, () => quiet.heard())) {
+                // The deadline applies until the response begins; afterwards the idle timeout applies.
+                const query = { ...options.query, after };
+                const response = await this.request("GET", path, { query, signal: watchdog.signal }, async (it) => it);
+                options.opened?.();
+                for await (const event of serverEvents(response, () => watchdog.reset())) {
                     after = event.id ?? after;
-                    patience.progress();
+                    retry.progress();
                     if (event.name === "error") {
-                        throw told(event.data) ?? new AtollError(event.data, { code: "INTERNAL", category: "internal" });
+                        throw parseError(event.data) ?? new AtollError(event.data, { code: "INTERNAL", category: "internal" });
                     }
                     if (event.name !== "ping") {
                         yield event;
                     }
                 }
             } catch (thrown) {
-                asked.signal?.throwIfAborted();
-                const error = quiet.lasted ? undefined : this.broken(thrown);
-                // Opening has tried again as long as makes sense.
+                options.signal?.throwIfAborted();
+                const error = watchdog.expired ? undefined : this.broken(thrown);
+                // Opening the stream had retries of its own.
                 if (error && !(error instanceof ConnectionError && error.sent)) {
                     throw error;
                 }
             } finally {
-                quiet.end();
+                watchdog.end();
             }
-            asked.signal?.throwIfAborted();
-            const missed = asked.resumed?.();
+            options.signal?.throwIfAborted();
+            const missed = options.resumed?.();
             if (missed) {
                 yield missed;
             }
-        } while (await patience.pause());
-        asked.signal?.throwIfAborted();
+        } while (await retry.pause());
+        options.signal?.throwIfAborted();
         throw new ConnectionError(`GET ${path}: the stream breaks off again and again`, {
             sent: true,
             remedy: "see what is between here and the server",
         });
     }
 
-    async #fetch(method: string, path: string, asked: Asked, signal: AbortSignal): Promise<Response> {
-        const headers = new Headers(asked.headers);
+    async #fetch(method: string, path: string, options: RequestOptions, signal: AbortSignal): Promise<Response> {
+        const headers = new Headers(options.headers);
         if (this.#key !== undefined) {
             headers.set("x-api-key", this.#key);
         }
-        // A body that is read later can still be given up when the deadline of its beginning is over.
-        const both = asked.signal ? AbortSignal.any([signal, asked.signal]) : signal;
+        // The caller's signal also aborts a body that is read after the deadline of the request.
+        const both = options.signal ? AbortSignal.any([signal, options.signal]) : signal;
         const init: RequestInit & { duplex?: "half" } = { method, headers, signal: both };
-        if (asked.json !== undefined) {
+        if (options.json !== undefined) {
             headers.set("content-type", "application/json");
-            init.body = JSON.stringify(asked.json);
-        } else if (asked.body) {
-            init.body = asked.body();
+            init.body = JSON.stringify(options.json);
+        } else if (options.body) {
+            init.body = options.body();
             init.duplex = "half";
         }
-        const response = await fetch(this.address(path, asked.query), init);
+        const response = await fetch(this.address(path, options.query), init);
         this.#reached ||= !AWAY.includes(response.status);
         return response;
     }
 
-    /** @internal What a broken connection is called; other failures are what they are. */
+    /** @internal Turns the error of a broken connection into a `ConnectionError`; returns other errors as they are. */
     broken(thrown: unknown): unknown {
         if (!(thrown instanceof TypeError)) {
             return thrown;
@@ -266,13 +266,13 @@ export class Client {
         });
     }
 
-    /** How long to wait before the request is said again; nothing if it must not be. */
-    #patience(error: unknown, asked: Asked, method: string, tries: number, begin: number): number | undefined {
-        const repeat = asked.repeat ?? (method === "GET" ? "always" : "unsent");
+    /** The delay before the next attempt in milliseconds; `undefined` if there is none. */
+    #retryDelay(error: unknown, options: RequestOptions, method: string, tries: number, begin: number): number | undefined {
+        const repeat = options.repeat ?? (method === "GET" ? "always" : "unsent");
         if (!(error instanceof AtollError) || repeat === "never") {
             return undefined;
         }
-        // It was refused before it did anything.
+        // The server rejected the request before it took effect.
         if (error.code === "RATE_LIMITED") {
             return Math.max(error.retryAfter ?? 1, 0.1) * 1000;
         }
@@ -281,7 +281,7 @@ export class Client {
             return undefined;
         }
         const sent = !(error instanceof ConnectionError) || error.sent;
-        const patient = this.#reached ? Date.now() - begin < this.reconnect * 1000 : tries < FIRST;
-        return patient && (repeat === "always" || !sent) ? backoff(tries) : undefined;
+        const mayRetry = this.#reached ? Date.now() - begin < this.reconnect * 1000 : tries < FIRST;
+        return mayRetry && (repeat === "always" || !sent) ? backoff(tries) : undefined;
     }
 }

@@ -1,4 +1,4 @@
-/** A command that runs, or ran: its output from any position, its input, its end. */
+/** Handles to running and finished commands: their output, input and result. */
 
 import type { CallOptions, Client } from "./client.js";
 import { Deadline, backoff } from "./deadline.js";
@@ -6,43 +6,43 @@ import { CommandTimeoutError } from "./error.js";
 import type { Exit, StdinOffset } from "./generated/api.js";
 import { platform } from "./platform.js";
 
-/** How a command ended, and what it wrote. */
+/** The result of a command. */
 export interface CommandResult {
-    /** Its id: `commands.connect` has all of its output that is kept. */
+    /** The command's id. `commands.connect` reads all output that the server keeps. */
     execID: string;
-    /** 124 after its deadline, 137 after an OOM kill, 128 + n after signal n. */
+    /** 124 after a timeout, 137 after an OOM kill, 128 + n after signal n. */
     exitCode: number;
-    /** Text; what is none is U+FFFD. */
+    /** Standard output as UTF-8; invalid bytes become U+FFFD. */
     stdout: string;
-    /** The same of its standard error. */
+    /** Standard error, in the same form. */
     stderr: string;
-    /** What ended it. */
+    /** The signal that ended the command. */
     signal: number | undefined;
-    /** Its deadline came first. */
+    /** The timeout ended the command. */
     timedOut: boolean;
-    /** The kernel killed something of it for want of memory. */
+    /** The kernel's OOM killer killed a process of the command. */
     oomKilled: boolean;
-    /** It wrote more than the 10 MiB of each stream that are here; iteration has all that is kept. */
+    /** The result has only the first 10 MiB of each stream; iteration yields all output that the server keeps. */
     truncated: boolean;
 }
 
-/** A piece of output, or of `gap` what is kept no more. */
+/** A piece of output, or a `gap` of output that the server no longer keeps. */
 export type OutputEvent =
     | {
           type: "stdout" | "stderr";
-          /** Where it begins: bytes of both streams together. */
+          /** Offset of the first byte, counted over both streams. */
           position: number;
           data: Uint8Array;
-          /** As text; a character that is cut comes with the next piece. */
+          /** The bytes as text. A character that is split between two pieces is in the second. */
           text: string;
       }
     | { type: "gap"; from: number; to: number };
 
-/** How long to wait for a command without a deadline of its own, in seconds. */
+/** Default wait for a command without a timeout, in seconds. */
 const HOUR = 3600;
-/** How much of each stream a result has, as in the API. */
+/** Bytes of each stream in a result, as in the API. */
 const KEPT = 10 << 20;
-/** How much input is sent at a time; a body may have 1 MiB. */
+/** Bytes of input in one request; the server accepts 1 MiB. */
 const PART = 256 << 10;
 
 type Decoders = Record<"stdout" | "stderr", TextDecoder>;
@@ -61,11 +61,11 @@ export function inTime(cmd: string, result: CommandResult): CommandResult {
     return result;
 }
 
-/** A command in the background. It goes on whoever listens; iterate over it for its output. */
+/** A background command. It keeps running when the client disconnects. Iterate over it for its output. */
 export class CommandHandle implements AsyncIterable<OutputEvent> {
-    /** Its id. */
+    /** The command's id. */
     readonly execID: string;
-    /** Inside the sandbox. */
+    /** The process id in the sandbox. */
     readonly pid: number;
     readonly #client: Client;
     readonly #path: string;
@@ -75,13 +75,13 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     #exit: Exit | undefined;
     #listening: Promise<CommandResult> | undefined;
     #result: CommandResult | undefined;
-    /** What whoever listens was told: the next one goes on behind it. */
-    readonly #told = { at: 0, decoders: decoders(), text: { stdout: [] as string[], stderr: [] as string[] }, size: { stdout: 0, stderr: 0 }, truncated: false };
+    /** Output received so far; the next call of `listen` continues after it. */
+    readonly #received = { at: 0, decoders: decoders(), text: { stdout: [] as string[], stderr: [] as string[] }, size: { stdout: 0, stderr: 0 }, truncated: false };
     #stop = new AbortController();
     #waiting = 0;
-    /** How much input was taken, once it is known. */
+    /** Offset of the next byte of input; `undefined` until the server reported it. */
     #taken: number | undefined;
-    /** Input goes one after the other. */
+    /** The previous write: writes are sent one after the other. */
     #sending: Promise<unknown> = Promise.resolve();
 
     /** @internal */
@@ -96,16 +96,16 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     }
 
     /**
-     * Its output from the beginning, or from a position on, until it ends; goes on by itself after a lost connection or a
-     * restart of the server, with nothing missing and nothing twice.
+     * Yields output from the position `after` (default 0) until the command ends, without gaps or repetitions, also if the
+     * connection breaks or the server restarts in the meantime.
      */
     async *output(options: { after?: number; signal?: AbortSignal } = {}): AsyncGenerator<OutputEvent> {
         yield* this.#follow(options.after ?? 0, decoders(), options.signal);
     }
 
     async *#follow(after: number, decoders: Decoders, signal: AbortSignal | undefined): AsyncGenerator<OutputEvent> {
-        const asked = { query: { encoding: "base64" }, after: String(after), signal };
-        for await (const event of this.#client.events(`${this.#path}/output`, asked)) {
+        const request = { query: { encoding: "base64" }, after: String(after), signal };
+        for await (const event of this.#client.events(`${this.#path}/output`, request)) {
             const body = JSON.parse(event.data);
             switch (event.name) {
                 case "stdout":
@@ -121,7 +121,7 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
                 case "exit":
                     this.#exit = body as Exit;
                     for (const type of ["stdout", "stderr"] as const) {
-                        // Of a character that was never finished.
+                        // The rest of an incomplete character.
                         const text = decoders[type].decode();
                         if (text !== "") {
                             yield { type, position: Number(event.id), data: new Uint8Array(), text };
@@ -137,9 +137,9 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     }
 
     /**
-     * Waits for its end. After `timeout` seconds that is a `TimeoutError`, and the command goes on; if nothing is said, half a minute more
-     * than its own deadline, or an hour; 0 waits for ever. Listeners are told on. If its own timeout ended the command, that is a
-     * `CommandTimeoutError`.
+     * Waits until the command ends. Throws a `TimeoutError` after `timeout` seconds; the command keeps running and listeners are still
+     * called. The default is the command's own timeout plus 30 s, or an hour if it has none; 0 is no limit. Throws a `CommandTimeoutError`
+     * if the command's own timeout ended it.
      */
     async wait(options: { timeout?: number; signal?: AbortSignal } = {}): Promise<CommandResult> {
         const own = this.#timeout ? this.#timeout + 30 : HOUR;
@@ -156,12 +156,12 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
         }
     }
 
-    /** Stops listening; the command goes on. Whoever waits for it later gets all of its output. */
+    /** Disconnects; the command keeps running. A later `wait` still returns all of its output. */
     disconnect(): void {
         this.#stop.abort();
     }
 
-    /** @internal Follows it once for everybody who waits, telling listeners. */
+    /** @internal Reads the output once for all waiting callers, and calls the listeners. */
     listen(): Promise<CommandResult> {
         if (this.#result) {
             return Promise.resolve(this.#result);
@@ -171,7 +171,7 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
             const listening = this.#collect(this.#stop.signal);
             this.#listening = listening;
             listening.catch(() => {
-                // Whoever waits is told; the next one tries again.
+                // Waiting callers get the error; the next call tries again.
                 if (this.#listening === listening) {
                     this.#listening = undefined;
                 }
@@ -182,22 +182,22 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
 
     async #collect(signal: AbortSignal): Promise<CommandResult> {
         const { onStdout, onStderr } = this.#listeners;
-        const told = this.#told;
-        const { text, size } = told;
-        for await (const event of this.#follow(told.at, told.decoders, signal)) {
-            // Somebody else may listen by now.
+        const received = this.#received;
+        const { text, size } = received;
+        for await (const event of this.#follow(received.at, received.decoders, signal)) {
+            // Another call of `listen` may have replaced this one.
             signal.throwIfAborted();
             if (event.type === "gap") {
-                [told.at, told.truncated] = [event.to, true];
+                [received.at, received.truncated] = [event.to, true];
                 continue;
             }
-            told.at = event.position + event.data.length;
+            received.at = event.position + event.data.length;
             (event.type === "stdout" ? onStdout : onStderr)?.(event.text);
             if (size[event.type] < KEPT) {
                 text[event.type].push(event.text);
                 size[event.type] += event.data.length;
             } else {
-                told.truncated = true;
+                received.truncated = true;
             }
         }
         this.#result = {
@@ -208,18 +208,18 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
             signal: this.#exit?.signal ?? undefined,
             timedOut: this.#exit?.timedOut ?? false,
             oomKilled: this.#exit?.oomKilled ?? false,
-            truncated: told.truncated,
+            truncated: received.truncated,
         };
         return this.#result;
     }
 
-    /** Sends a signal; 9, if nothing is said, ends everything the command started. */
+    /** Sends a signal. The default, 9, kills the command and all its child processes. */
     async kill(signal = 9, options: CallOptions = {}): Promise<void> {
         const repeat = signal === 9 ? "always" : "unsent";
         await this.#client.json("POST", `${this.#path}/signal`, { json: { signal }, repeat, ...options });
     }
 
-    /** Sends input to a command that was started with `openStdin`; done when all of it was taken, each byte once. */
+    /** Writes to the standard input of a command that was started with `openStdin`, and waits until all of it is written. Each byte is written once. */
     async sendStdin(data: string | Uint8Array, options: CallOptions = {}): Promise<void> {
         const bytes = typeof data === "string" ? new TextEncoder().encode(data) : data;
         const sent = this.#sending.then(() => this.#send(bytes, options));
@@ -227,13 +227,13 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
         await sent;
     }
 
-    /** Ends its input. */
+    /** Closes the command's standard input. */
     async closeStdin(options: CallOptions = {}): Promise<void> {
         await this.#sending;
         await this.#client.json("POST", `${this.#path}/stdin/close`, { repeat: "always", ...options });
     }
 
-    /** @internal All of its input, from the beginning: what it has already is not sent again. */
+    /** @internal Writes the complete input and closes it. */
     async feed(text: string, options: CallOptions): Promise<void> {
         this.#taken = 0;
         await this.sendStdin(text, options);
@@ -244,7 +244,7 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
         const seconds = options.requestTimeout ?? this.#client.requestTimeout;
         const deadline = new Deadline(`input of command ${this.execID}`, seconds, options.signal);
         try {
-            // Somebody else may have sent some before.
+            // Another client may have written input before.
             const begin = this.#taken ?? (await this.#write(0, new Uint8Array(), deadline));
             let [sent, waits] = [0, 0];
             while (sent < bytes.length) {

@@ -1,58 +1,58 @@
-/** Commands of a sandbox: run and waited for, or started and followed. */
+/** Commands of a sandbox, in the foreground and in the background. */
 
 import type { CallOptions, Client } from "./client.js";
 import { CommandHandle, type CommandResult, inTime } from "./command-handle.js";
 import type { Command, CommandResult as FinishedCommand, NewCommand, StartedCommand } from "./generated/api.js";
 import { StdinClosedError } from "./generated/errors.js";
-import { whole } from "./pages.js";
+import { listAll } from "./pages.js";
 import { randomName } from "./random.js";
 
-/** How a command is run. */
+/** Options of a command. */
 export interface RunOptions extends CallOptions {
-    /** Arguments; with them the command is a program and no line for a shell. */
+    /** Arguments. With them, the command is a program instead of a shell command line. */
     args?: string[];
-    /** Where; the user's home if nothing is said. */
+    /** The working directory. The default is the user's home directory. */
     cwd?: string;
-    /** Variables that win over the sandbox's. */
+    /** Environment variables, which override those of the sandbox. */
     env?: Record<string, string>;
-    /** As whom; the template's user if nothing is said. */
+    /** User name. The default is the template's user. */
     user?: string;
     /**
-     * When it is ended with everything it started, in seconds: a `CommandTimeoutError`, whose `result` has the output until then. 0 is
-     * never. 60 unless it runs in the background.
+     * Seconds until the command and all its child processes are killed, which throws a `CommandTimeoutError` with the output until then in
+     * `result`. 0 disables the timeout. The default is 60 in the foreground and no timeout in the background.
      */
     timeout?: number;
-    /** A name to find it by. */
+    /** A name for `connect("tag:NAME")`. */
     tag?: string;
-    /** Called with standard output as it comes. */
+    /** Called with each piece of standard output. */
     onStdout?: (text: string) => void;
-    /** Called with standard error as it comes. */
+    /** Called with each piece of standard error. */
     onStderr?: (text: string) => void;
 }
 
-/** How a command is run that is waited for. */
+/** Options of a foreground command. */
 export interface ForegroundOptions extends RunOptions {
-    /** Wait for its end. */
+    /** Wait for the command's end. */
     background?: false;
-    /** All of its input. */
+    /** The complete standard input. */
     stdin?: string;
 }
 
-/** How a command is run that goes on by itself. */
+/** Options of a background command. */
 export interface BackgroundOptions extends RunOptions {
-    /** Come back at once, with a handle. */
+    /** Return a handle without waiting for the command's end. */
     background: true;
-    /** It gets what is sent by `sendStdin`, until `closeStdin`. */
+    /** Keep standard input open for `sendStdin`, until `closeStdin`. */
     openStdin?: boolean;
 }
 
-/** How long a command that is waited for may take if nothing is said, in seconds. */
+/** Default timeout of a foreground command, in seconds. */
 const DEADLINE = 60;
-/** One that may take longer than this is followed: nothing between holds a silent request for so long. */
-const PATIENT = 120;
-/** Input that is longer, in characters, does not go with the request, which may have 1 MiB. */
+/** Commands with a longer timeout, in seconds, use an event stream, as proxies close requests that are silent for so long. */
+const LONGEST_REQUEST = 120;
+/** Longer input, in characters, is sent separately, as a request is limited to 1 MiB. */
 const LARGE = 64 << 10;
-/** What an answer may take besides the command itself, in seconds. */
+/** Time for the response in addition to the command's timeout, in seconds. */
 const GRACE = 30;
 
 /** The commands of a sandbox. */
@@ -67,19 +67,19 @@ export class Commands {
     }
 
     /**
-     * Runs a command line and waits for its end; an exit code other than 0 is no failure. In the background: starts it. It is not run
-     * twice if the connection breaks.
+     * Runs a command and waits for its end, or starts it in the background. An exit code other than 0 is no error. The command runs once,
+     * also if the connection breaks.
      */
     run(cmd: string, options: BackgroundOptions): Promise<CommandHandle>;
     run(cmd: string, options?: ForegroundOptions): Promise<CommandResult>;
     async run(cmd: string, options: ForegroundOptions | BackgroundOptions = {}): Promise<CommandResult | CommandHandle> {
         if (options.background) {
             const handle = await this.#start(cmd, options, options.openStdin ?? false, options.timeout);
-            return listened(handle, options);
+            return withListeners(handle, options);
         }
         const timeout = options.timeout ?? DEADLINE;
         const large = (options.stdin?.length ?? 0) > LARGE;
-        if (options.onStdout || options.onStderr || large || timeout > PATIENT || timeout === 0) {
+        if (options.onStdout || options.onStderr || large || timeout > LONGEST_REQUEST || timeout === 0) {
             const handle = await this.#start(cmd, options, options.stdin !== undefined, timeout);
             return await this.#finish(handle, options, timeout);
         }
@@ -87,21 +87,21 @@ export class Commands {
         return inTime(line(cmd, options.args), result(await this.#post(body, options, timeout + GRACE)));
     }
 
-    /** A command that was started before, by its id, `tag:NAME` or `pid:N`. */
+    /** Returns a handle to a running or finished command by its id, `tag:NAME` or `pid:N`. */
     async connect(execID: string, options: CallOptions & Pick<RunOptions, "onStdout" | "onStderr"> = {}): Promise<CommandHandle> {
         const found = await this.get(execID, options);
         const handle = new CommandHandle(this.#client, this.#path, found.execID, found.pid, line(found.cmd, found.args), options);
-        return listened(handle, options);
+        return withListeners(handle, options);
     }
 
-    /** What is known of a command, by its id, `tag:NAME` or `pid:N`. */
+    /** Returns a command by its id, `tag:NAME` or `pid:N`. */
     async get(execID: string, options: CallOptions = {}): Promise<Command> {
         return await this.#client.json("GET", `${this.#path}/${encodeURIComponent(execID)}`, options);
     }
 
-    /** Its commands, newest first. */
+    /** Lists running and recently finished commands, newest first. */
     async list(options: CallOptions = {}): Promise<Command[]> {
-        return await whole(this.#client, this.#path, options);
+        return await listAll(this.#client, this.#path, options);
     }
 
     #body(cmd: string, options: RunOptions): NewCommand {
@@ -115,14 +115,14 @@ export class Commands {
         return new CommandHandle(this.#client, this.#path, began.execID, began.pid, line(cmd, options.args), options, timeout);
     }
 
-    /** The end of a command that is followed. */
+    /** Waits for a command through its event stream, and writes its input. */
     async #finish(handle: CommandHandle, options: ForegroundOptions, timeout: number): Promise<CommandResult> {
-        // It has as long to read its input as it has at all.
+        // The command may read its input at any time until its timeout.
         const within = timeout === 0 ? 0 : timeout + GRACE;
         let failed: unknown;
         if (options.stdin !== undefined) {
             handle.feed(options.stdin, { requestTimeout: within, signal: options.signal }).catch((error: unknown) => {
-                // A command need not read all of its input; but without it, it would wait for what does not come.
+                // A command need not read all of its input. After any other error it would wait for input that never arrives.
                 if (!(error instanceof StdinClosedError)) {
                     failed = error;
                     handle.kill().catch(() => {});
@@ -140,7 +140,7 @@ export class Commands {
         }
     }
 
-    /** Starts a command: one, however often it has to be asked for. */
+    /** Starts a command. With the idempotency key, a retry does not start a second one. */
     async #post<T>(body: NewCommand, options: RunOptions, requestTimeout: number): Promise<T> {
         const headers = { "idempotency-key": randomName() };
         return await this.#client.json("POST", this.#path, { json: body, headers, repeat: "always", requestTimeout, signal: options.signal });
@@ -152,8 +152,8 @@ function line(cmd: string, args: readonly string[] = []): string {
     return [cmd, ...args].join(" ");
 }
 
-/** Whoever wants to be told is told from now on. */
-function listened(handle: CommandHandle, { onStdout, onStderr }: Pick<RunOptions, "onStdout" | "onStderr">): CommandHandle {
+/** Starts to call the listeners, if there are any. */
+function withListeners(handle: CommandHandle, { onStdout, onStderr }: Pick<RunOptions, "onStdout" | "onStderr">): CommandHandle {
     if (onStdout || onStderr) {
         handle.listen();
     }

@@ -1,14 +1,15 @@
-/** A time after which a call is given up, or its caller's wish to do so. */
+/** Deadlines, idle timeouts and retry delays. */
 
 import { TimeoutError } from "./error.js";
 
+/** Aborts an operation after a timeout, or when the caller's signal is aborted. */
 export class Deadline {
     readonly #controller = new AbortController();
     readonly #timer: ReturnType<typeof setTimeout> | undefined;
     readonly #outer: AbortSignal | undefined;
     readonly #abort = () => this.#controller.abort(this.#outer?.reason);
 
-    /** `what` is not done after so many seconds; 0 is never. */
+    /** `what` names the operation in the error; 0 seconds is no timeout. */
     constructor(what: string, seconds: number, outer?: AbortSignal) {
         this.#outer = outer;
         if (outer?.aborted) {
@@ -25,17 +26,17 @@ export class Deadline {
         }
     }
 
-    /** Aborted when it is time. */
+    /** Aborted at the deadline. */
     get signal(): AbortSignal {
         return this.#controller.signal;
     }
 
-    /** Throws if it is time. */
+    /** Throws if the deadline has passed. */
     check(): void {
         this.signal.throwIfAborted();
     }
 
-    /** Waits so many milliseconds, or throws if the time comes first. */
+    /** Waits, or throws if the deadline comes first. */
     async sleep(milliseconds: number): Promise<void> {
         let timer: ReturnType<typeof setTimeout> | undefined;
         const over = new Promise((done) => {
@@ -44,12 +45,12 @@ export class Deadline {
         try {
             await this.race(over);
         } finally {
-            // It would keep a program alive that is done.
+            // A pending timer would keep the process alive.
             clearTimeout(timer);
         }
     }
 
-    /** What somebody else does, unless the time comes first. */
+    /** Waits for a promise, or throws if the deadline comes first. */
     async race<T>(work: Promise<T>): Promise<T> {
         this.check();
         let abort = () => {};
@@ -64,18 +65,18 @@ export class Deadline {
         }
     }
 
-    /** It is not needed any more. */
+    /** Releases the timer and the listener. */
     end(): void {
         clearTimeout(this.#timer);
         this.#outer?.removeEventListener("abort", this.#abort);
     }
 }
 
-/** How long somebody may say nothing before they are gone, in milliseconds: servers say something every 15 s, and on WebSockets every 30. */
-export const silence = { most: 45_000 };
+/** Idle timeout in milliseconds: servers ping event streams every 15 s and WebSockets every 30 s. */
+export const idleTimeout = { milliseconds: 45_000 };
 
-/** Waits before something that broke off is tried again, until that has led nowhere for so many milliseconds. */
-export class Patience {
+/** Delays between attempts, until there was no progress for the given time in milliseconds. */
+export class RetryPolicy {
     readonly #milliseconds: number;
     #since: number | undefined;
     #tries = 0;
@@ -84,12 +85,12 @@ export class Patience {
         this.#milliseconds = milliseconds;
     }
 
-    /** It went on: the next failure is a first one. */
+    /** Resets the delays and the time limit after progress. */
     progress(): void {
         [this.#since, this.#tries] = [undefined, 0];
     }
 
-    /** Waits a moment; whether it makes sense to try again. */
+    /** Waits before the next attempt. Returns whether there is one. */
     async pause(): Promise<boolean> {
         this.#since ??= Date.now();
         await new Promise((done) => setTimeout(done, backoff(Math.min(this.#tries++, 2))));
@@ -97,12 +98,12 @@ export class Patience {
     }
 }
 
-/** Gives a stream up that is silent for too long, or whose reader wishes so. */
-export class Silence {
+/** Aborts a stream when its idle timeout expires or the caller's signal is aborted. */
+export class IdleWatchdog {
     readonly #controller = new AbortController();
     readonly #milliseconds: number;
     #timer: ReturnType<typeof setTimeout> | undefined;
-    /** Aborted then; not before something was heard for the first time. */
+    /** Aborted when the timeout expires, which starts with the first reset. */
     readonly signal: AbortSignal;
 
     constructor(milliseconds: number, outer?: AbortSignal) {
@@ -110,25 +111,25 @@ export class Silence {
         this.signal = outer ? AbortSignal.any([outer, this.#controller.signal]) : this.#controller.signal;
     }
 
-    /** Something came. */
-    heard(): void {
+    /** Restarts the timeout, after data arrived. */
+    reset(): void {
         clearTimeout(this.#timer);
         this.#timer = setTimeout(() => this.#controller.abort(), this.#milliseconds);
     }
 
-    /** Whether it was silent for too long. */
-    get lasted(): boolean {
+    /** Whether the timeout expired. */
+    get expired(): boolean {
         return this.#controller.signal.aborted;
     }
 
-    /** It is not listened to any more. */
+    /** Ends the watchdog and aborts its signal. */
     end(): void {
         clearTimeout(this.#timer);
         this.#controller.abort();
     }
 }
 
-/** How long to wait before the next attempt: longer each time, and not all clients at once. */
+/** The delay before the next attempt in milliseconds: exponential backoff with jitter. */
 export function backoff(tries: number): number {
     return Math.min(50 * 2 ** tries, 2000) * (0.5 + Math.random() / 2);
 }

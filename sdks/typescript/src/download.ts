@@ -1,31 +1,31 @@
-/** The bytes of a file, over a line that may break. */
+/** File downloads that resume after a broken connection. */
 
 import type { Client, Query } from "./client.js";
-import { Patience, Silence, silence } from "./deadline.js";
+import { RetryPolicy, IdleWatchdog, idleTimeout } from "./deadline.js";
 import { ConnectionError } from "./error.js";
 import { failure } from "./failure.js";
 import type { TransferOptions } from "./files.js";
 import type { FileInfo } from "./generated/api.js";
 import { piecesOf } from "./streams.js";
 
-/** A smaller file is read whole, and read again if the connection breaks. */
+/** A smaller file, in bytes, is read at once, and read again if the connection breaks. */
 const LARGE = 256 << 10;
 
-/** A large file is gone on with where it broke off, as long as it is the same. */
+/** Downloads a file. A large file is resumed after a broken connection, unless it was changed. */
 export async function* download(client: Client, path: string, query: Query, options: TransferOptions): AsyncGenerator<Uint8Array> {
     const { requestTimeout, onProgress } = options;
     let got = 0;
     let first: FileInfo | undefined;
     let total: number | undefined;
-    const patience = new Patience(client.reconnect * 1000);
+    const retry = new RetryPolicy(client.reconnect * 1000);
     do {
-        const quiet = new Silence(silence.most, options.signal);
-        const call = { requestTimeout, signal: quiet.signal, query };
+        const watchdog = new IdleWatchdog(idleTimeout.milliseconds, options.signal);
+        const call = { requestTimeout, signal: watchdog.signal, query };
         try {
             const headers: Record<string, string> = got > 0 ? { range: `bytes=${got}-` } : {};
             const opened = await client.request("GET", path, { ...call, headers }, async (response) => {
                 const size = Number(response.headers.get("x-file-size") ?? 0);
-                // Of the file itself: a path may lead there by a link.
+                // The size of the file itself: the path may be a symbolic link.
                 total ??= size;
                 return size > LARGE || got > 0 ? response : await response.arrayBuffer();
             });
@@ -40,10 +40,10 @@ export async function* download(client: Client, path: string, query: Query, opti
                 const facts = { code: "CONFLICT", category: "conflict", remedy: "read it again" } as const;
                 throw failure(`${query.path} was changed while it was read`, facts);
             }
-            quiet.heard();
+            watchdog.reset();
             for await (const piece of piecesOf(opened)) {
-                quiet.heard();
-                patience.progress();
+                watchdog.reset();
+                retry.progress();
                 got += piece.length;
                 onProgress?.({ bytes: got, total });
                 yield piece;
@@ -51,14 +51,14 @@ export async function* download(client: Client, path: string, query: Query, opti
             return;
         } catch (thrown) {
             options.signal?.throwIfAborted();
-            const error = quiet.lasted ? undefined : client.broken(thrown);
+            const error = watchdog.expired ? undefined : client.broken(thrown);
             if (error && !(error instanceof ConnectionError && error.sent)) {
                 throw error;
             }
         } finally {
-            quiet.end();
+            watchdog.end();
         }
-    } while (await patience.pause());
+    } while (await retry.pause());
     options.signal?.throwIfAborted();
     throw new ConnectionError(`GET ${path}: the answer breaks off again and again`, {
         sent: true,

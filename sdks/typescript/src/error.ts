@@ -1,10 +1,10 @@
-/** What every failure has in common. Codes have classes of their own in `generated/errors.ts`. */
+/** Base classes of errors. `generated/errors.ts` has a class for each error code. */
 
 import type { CommandResult } from "./command-handle.js";
 import type { Category } from "./generated/api.js";
 
-/** What is known of a failure. */
-export interface FailureFacts {
+/** Properties of a new error. */
+export interface ErrorInit {
     code: string;
     category: Category;
     remedy?: string | undefined;
@@ -15,26 +15,26 @@ export interface FailureFacts {
     cause?: unknown;
 }
 
-/** A failure. Each code that a server can tell has a class below this one; a code that is not known here is of this class. */
+/** Base class of all errors. Each error code of the server has a subclass; unknown codes use this class. */
 export class AtollError extends Error {
-    /** Such as `SANDBOX_NOT_FOUND`. */
+    /** Error code, such as `SANDBOX_NOT_FOUND`. */
     readonly code: string;
-    /** What kind of failure it is. */
+    /** Kind of failure. */
     readonly category: Category;
-    /** What to do about it. */
+    /** How to fix the problem, if known. */
     readonly remedy: string | undefined;
-    /** What the server's log calls the request. */
+    /** The request's id in the server's log. */
     readonly requestId: string | undefined;
     /** Values for programs, such as the `field` of a request or the `state` of a sandbox. */
     readonly details: Record<string, string>;
-    /** The HTTP status, if there was an answer. */
+    /** The HTTP status of an error response. */
     readonly status: number | undefined;
-    /** When to try again, in seconds, for what passes by itself. */
+    /** Seconds to wait before a retry, for temporary failures. */
     readonly retryAfter: number | undefined;
 
-    constructor(message: string, facts: FailureFacts) {
-        const told = facts.remedy ? `${message} (${facts.remedy})` : message;
-        super(told, facts.cause === undefined ? undefined : { cause: facts.cause });
+    constructor(message: string, facts: ErrorInit) {
+        const full = facts.remedy ? `${message} (${facts.remedy})` : message;
+        super(full, facts.cause === undefined ? undefined : { cause: facts.cause });
         this.name = new.target.name;
         this.code = facts.code;
         this.category = facts.category;
@@ -49,9 +49,9 @@ export class AtollError extends Error {
 /** The server accepts no credential of the request: it has no API key, or one that is unknown, expired or revoked. */
 export class UnauthenticatedError extends AtollError {}
 
-/** The server cannot be reached, or the connection to it broke off. */
+/** The server cannot be reached, or the connection broke. */
 export class ConnectionError extends AtollError {
-    /** The request may have arrived: whether it did something is not known. */
+    /** Whether the request may have been sent; if so, it may have taken effect. */
     readonly sent: boolean;
 
     constructor(message: string, facts: { sent: boolean; remedy?: string; cause?: unknown }) {
@@ -60,7 +60,7 @@ export class ConnectionError extends AtollError {
     }
 }
 
-/** A deadline of this library's came first; the message says of what. */
+/** A call exceeded its timeout; the message names the operation. */
 export class TimeoutError extends AtollError {
     constructor(message: string, remedy: string) {
         super(message, { code: "TIMED_OUT", category: "provider_timeout", remedy });
@@ -69,7 +69,7 @@ export class TimeoutError extends AtollError {
 
 /** A command was ended by its timeout. */
 export class CommandTimeoutError extends AtollError {
-    /** Its output until then. */
+    /** The command's output until then. */
     readonly result: CommandResult;
 
     constructor(cmd: string, result: CommandResult) {
@@ -84,7 +84,7 @@ export class CommandTimeoutError extends AtollError {
     }
 }
 
-/** What was asked for is not there in this environment, such as a local port in a browser. */
+/** The operation is not supported in this environment, such as a local port in a browser. */
 export class UnsupportedError extends AtollError {
     constructor(message: string, remedy: string) {
         super(message, { code: "UNSUPPORTED", category: "validation", remedy });

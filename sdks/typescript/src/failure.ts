@@ -1,11 +1,11 @@
-/** An answer that tells of a failure, as the error that is thrown. */
+/** Turns error responses into exceptions. */
 
-import { AtollError, type FailureFacts } from "./error.js";
+import { AtollError, type ErrorInit } from "./error.js";
 import type { Category } from "./generated/api.js";
 import { errorClasses } from "./generated/errors.js";
 
-/** What a body that tells of a failure may have; another server's may be anything. */
-interface Told {
+/** The body of an error response. The types are not known, as it may come from another server. */
+interface ErrorBody {
     error?: unknown;
     code?: unknown;
     category?: unknown;
@@ -15,7 +15,7 @@ interface Told {
     retry_after?: unknown;
 }
 
-/** Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API. */
+/** Remedies that name calls of this SDK, for codes whose remedy from the server is about the HTTP API. */
 const REMEDIES: Readonly<Record<string, string>> = {
     MISSING_API_KEY: "set ATOLL_API_KEY, or give apiKey; admin.key of the data directory has the first key",
     INVALID_API_KEY: "check ATOLL_API_KEY, apiKey or the profile: the key may belong to another server",
@@ -42,42 +42,42 @@ const REMEDIES: Readonly<Record<string, string>> = {
 /** Options of this SDK for fields of the API, if their names differ. */
 const OPTIONS: Readonly<Record<string, string>> = { envs: "env", templateID: "template", cmd: "command" };
 
-/** Words of the HTTP API and of JSON, which are no help to the user of an SDK. */
+/** Terms of the HTTP API and of JSON, which do not help the user of an SDK. */
 const HTTP = /\b(?:GET|POST|PUT|PATCH|DELETE) |…\/|\bheader\b|X-API-Key|Retry-After|"\w+"|\bJSON\b|\bquery\b/;
 
 const text = (value: unknown): string | undefined => (typeof value === "string" ? value : undefined);
 
-/** The error of a code's class. */
-export function failure(message: string, facts: FailureFacts): AtollError {
+/** Creates an error of the code's class. */
+export function failure(message: string, facts: ErrorInit): AtollError {
     const known = errorClasses as Record<string, typeof AtollError>;
     const Class = Object.hasOwn(known, facts.code) ? (known[facts.code] ?? AtollError) : AtollError;
     return new Class(message, facts);
 }
 
-/** A failure as a body tells of it; nothing if it is none of ours. */
-export function told(body: string, status?: number): AtollError | undefined {
-    let said: Told;
+/** Parses an error response; `undefined` if the body is not one of Atoll's. */
+export function parseError(body: string, status?: number): AtollError | undefined {
+    let fields: ErrorBody;
     try {
-        said = JSON.parse(body) as Told;
+        fields = JSON.parse(body) as ErrorBody;
     } catch {
         return undefined;
     }
-    const [message, code] = [text(said?.error), text(said?.code)];
+    const [message, code] = [text(fields?.error), text(fields?.code)];
     if (message === undefined || code === undefined) {
         return undefined;
     }
     return failure(message, {
         code,
-        category: (text(said.category) ?? "internal") as Category,
-        remedy: remedy(code, text(said.remedy), (said.details ?? {}) as Record<string, string>),
-        requestId: text(said.request_id),
-        details: (said.details ?? {}) as Record<string, string>,
+        category: (text(fields.category) ?? "internal") as Category,
+        remedy: remedy(code, text(fields.remedy), (fields.details ?? {}) as Record<string, string>),
+        requestId: text(fields.request_id),
+        details: (fields.details ?? {}) as Record<string, string>,
         status,
-        retryAfter: typeof said.retry_after === "number" ? said.retry_after : undefined,
+        retryAfter: typeof fields.retry_after === "number" ? fields.retry_after : undefined,
     });
 }
 
-/** What to do about a refusal, in words of this SDK; the server's words are for users of the HTTP API. */
+/** The remedy of an error response, in terms of this SDK; the server's remedies are for users of the HTTP API. */
 function remedy(code: string, ofServer: string | undefined, details: Readonly<Record<string, string>>): string | undefined {
     if (!ofServer) {
         return undefined;
@@ -115,10 +115,10 @@ function fieldRemedy(field: string, ofServer: string, { expected = "", got }: Re
     return got === "nothing" ? `give ${option}` : `see the reference of this SDK for ${option}`;
 }
 
-/** The error of an answer that is not a success. */
-export async function refused(response: Response, what: string): Promise<AtollError> {
+/** The error of an unsuccessful response. */
+export async function errorFromResponse(response: Response, what: string): Promise<AtollError> {
     const body = await response.text();
-    const known = told(body, response.status);
+    const known = parseError(body, response.status);
     if (known) {
         return known;
     }
@@ -132,7 +132,7 @@ export async function refused(response: Response, what: string): Promise<AtollEr
     });
 }
 
-/** What the caller said cannot be. */
+/** The error for an invalid argument. */
 export function invalid(field: string, message: string, remedy: string): AtollError {
     return failure(message, { code: "INVALID_REQUEST", category: "validation", remedy, details: { field } });
 }

@@ -1,4 +1,4 @@
-/** What Node and browsers have in common. */
+/** The public API for Node and browsers. */
 
 export { Client, type CallOptions, type ConnectionOptions } from "./client.js";
 export { CommandHandle, type CommandResult, type OutputEvent } from "./command-handle.js";

@@ -1,4 +1,4 @@
-/** The entry for Node. */
+/** Entry point for Node. */
 
 import { nodePlatform } from "./node/platform.js";
 import { usePlatform } from "./platform.js";

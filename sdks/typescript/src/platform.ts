@@ -1,21 +1,21 @@
-/** What differs between Node and browsers. The entry `node.ts` says that this is Node; nothing else of Node's is imported from here. */
+/** Differences between Node and browsers. The entry `node.ts` selects Node; no other module imports Node modules. */
 
 import type { Client } from "./client.js";
 import { UnsupportedError } from "./error.js";
 import type { DirectoryOptions, Transferred } from "./files.js";
 import type { Forward, ForwardOptions } from "./sandbox.js";
 
-/** Where a server is, and the key for it. */
-export interface Place {
+/** URL and API key of a server. */
+export interface ServerLocation {
     url?: string | undefined;
     apiKey?: string | undefined;
 }
 
 export interface Platform {
-    /** What the environment says of the server. */
-    place(profile: string | undefined): Place;
+    /** The server that the environment configures. */
+    place(profile: string | undefined): ServerLocation;
     fromBase64(text: string): Uint8Array;
-    /** A body can be sent while it is made. */
+    /** Whether request bodies can be streams. */
     streamsBodies: boolean;
     WebSocket(): Promise<typeof WebSocket>;
     forward(client: Client, sandbox: string, port: number, options: ForwardOptions): Promise<Forward>;

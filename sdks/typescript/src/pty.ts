@@ -1,30 +1,30 @@
-/** Terminals of a sandbox. They stay when their clients go, also across a restart of the server. */
+/** Terminals (PTYs) of a sandbox. They survive their clients and restarts of the server. */
 
 import type { CallOptions, Client } from "./client.js";
 import { ConnectionError } from "./error.js";
 import type * as api from "./generated/api.js";
 import { TerminalNotFoundError } from "./generated/errors.js";
-import { whole } from "./pages.js";
+import { listAll } from "./pages.js";
 import { platform } from "./platform.js";
 import { randomName } from "./random.js";
 import { Terminal, type TerminalListeners } from "./terminal.js";
 
-/** How often a terminal whose answer got lost is looked for. */
+/** Maximum number of attempts for a create whose response is lost. */
 const TRIES = 10;
 
-/** How a terminal is made. */
+/** Options of a new terminal. */
 export interface TerminalOptions extends CallOptions, TerminalListeners {
-    /** 80 if nothing is said. */
+    /** Width in characters. The default is 80. */
     cols?: number;
-    /** 24 if nothing is said. */
+    /** Height in lines. The default is 24. */
     rows?: number;
-    /** The program; a shell if nothing is said. */
+    /** The program to run. The default is a login shell. */
     shell?: string;
-    /** Where it begins; the user's home if nothing is said. */
+    /** The working directory. The default is the user's home directory. */
     cwd?: string;
-    /** As whom; the template's user if nothing is said. */
+    /** User name. The default is the template's user. */
     user?: string;
-    /** Variables that win over the sandbox's. */
+    /** Environment variables, which override those of the sandbox. */
     env?: Record<string, string>;
 }
 
@@ -39,20 +39,20 @@ export class Terminals {
         this.#path = `/sandboxes/${sandbox}/pty`;
     }
 
-    /** Makes a terminal and joins it. */
+    /** Creates a terminal and connects to it. */
     async create(options: TerminalOptions = {}): Promise<Terminal> {
         const { cols, rows, shell, cwd, user, env, requestTimeout, signal } = options;
         const json = { cols, rows, shell, cwd, user, envs: env };
-        // Where there is no way to join one, none is made.
+        // Fails before a terminal is created if there is no WebSocket implementation.
         await platform.WebSocket();
         const made = await this.#make(json, { requestTimeout, signal });
         return await Terminal.join(this.#client, this.#path, made, { ...options, made: true });
     }
 
-    /** Makes one: it is found by its tag if the answer gets lost, and the key makes it one even if it is asked for at the same moment. */
-    async #make(asked: object, options: CallOptions): Promise<api.Terminal> {
+    /** Creates a terminal. Its tag finds it if the response is lost; the idempotency key covers concurrent retries. */
+    async #make(body: object, options: CallOptions): Promise<api.Terminal> {
         const tag = randomName();
-        const [json, headers] = [{ ...asked, tag }, { "idempotency-key": tag }];
+        const [json, headers] = [{ ...body, tag }, { "idempotency-key": tag }];
         for (let tries = 1; ; tries++) {
             try {
                 return await this.#client.json<api.Terminal>("POST", this.#path, { json, headers, ...options });
@@ -71,7 +71,7 @@ export class Terminals {
         }
     }
 
-    /** Joins a terminal that is there: first comes what its screen shows. */
+    /** Connects to an existing terminal. Its current screen is the first output. */
     async connect(ptyID: string, options: CallOptions & TerminalListeners = {}): Promise<Terminal> {
         const { requestTimeout, signal } = options;
         const path = `${this.#path}/${encodeURIComponent(ptyID)}`;
@@ -79,8 +79,8 @@ export class Terminals {
         return await Terminal.join(this.#client, this.#path, found, { ...options, made: false });
     }
 
-    /** Those that there are, newest first. */
+    /** Lists the terminals, newest first. */
     async list(options: CallOptions = {}): Promise<api.Terminal[]> {
-        return await whole(this.#client, this.#path, options);
+        return await listAll(this.#client, this.#path, options);
     }
 }

@@ -1,6 +1,6 @@
-/** A sandbox: its life, and the way to its commands, files, terminals and ports. */
+/** Sandboxes: their lifecycle, and access to commands, files, terminals and ports. */
 
-import { type Asked, type CallOptions, Client, type ConnectionOptions, type Query, call } from "./client.js";
+import { type RequestOptions, type CallOptions, Client, type ConnectionOptions, type Query, call } from "./client.js";
 import { Commands } from "./commands.js";
 import { AtollError } from "./error.js";
 import { Files } from "./files.js";
@@ -10,13 +10,13 @@ import { platform } from "./platform.js";
 import { Terminals } from "./pty.js";
 import { randomName } from "./random.js";
 
-/** What a new sandbox is like; everything may be left out. */
+/** Options of a new sandbox. All are optional. */
 export interface CreateOptions extends Omit<api.NewSandbox, "envs" | "templateID" | "networkEnabled">, ConnectionOptions, CallOptions {
-    /** Variables of every command; never told again. */
+    /** Environment variables of every command. They are write-only: no response contains them. */
     env?: Record<string, string>;
 }
 
-/** Which sandboxes are listed. */
+/** Filters of a list of sandboxes. */
 export interface ListOptions extends ConnectionOptions, CallOptions {
     /** Only sandboxes in this state. */
     state?: api.SandboxState;
@@ -34,39 +34,39 @@ function conditions({ state, template, metadata, search }: ListOptions): Query {
     return { state, template, q: search, ...Object.fromEntries(entries) };
 }
 
-/** How a local port leads to one of a sandbox. */
+/** Options of a port forward. */
 export interface ForwardOptions {
-    /** The port here; a free one if nothing is said. */
+    /** The local port. The default is a free port. */
     localPort?: number;
-    /** Where it listens; this machine alone if nothing is said. */
+    /** The local address to listen on. The default is `127.0.0.1`. */
     host?: string;
 }
 
-/** A local port that leads to one of a sandbox. */
+/** A local port that is forwarded to a port of a sandbox. */
 export interface Forward extends AsyncDisposable {
-    /** Such as `127.0.0.1`. */
+    /** The local address, such as `127.0.0.1`. */
     host: string;
-    /** The port here. */
+    /** The local port. */
     port: number;
-    /** Why the last connection that failed did, if one has: nobody may listen in the sandbox. */
+    /** The error of the last connection that failed, such as a port without a listener. */
     readonly lastError: Error | undefined;
-    /** Closes it, with the connections through it. */
+    /** Stops listening and closes the forwarded connections. */
     close(): Promise<void>;
 }
 
 const SPLIT = ["url", "apiKey", "profile", "requestTimeout", "reconnect", "client", "signal"] as const;
 
-/** A sandbox. One that `create` made is deleted by `await using`; one that was connected to stays. */
+/** A sandbox. `await using` deletes a sandbox that `create` returned, and keeps one that `connect` returned. */
 export class Sandbox implements AsyncDisposable {
-    /** Its id. */
+    /** The sandbox's id. */
     readonly id: string;
-    /** The server it is on. */
+    /** The client of the server that has the sandbox. */
     readonly client: Client;
-    /** Its commands. */
+    /** Runs commands. */
     readonly commands: Commands;
-    /** Its files. */
+    /** Reads and changes files. */
     readonly files: Files;
-    /** Its terminals. */
+    /** Opens terminals. */
     readonly pty: Terminals;
     readonly #path: string;
     readonly #made: boolean;
@@ -81,15 +81,15 @@ export class Sandbox implements AsyncDisposable {
         this.pty = new Terminals(client, this.id);
     }
 
-    /** Makes a sandbox, one, however often the connection breaks; commands work when this is done. */
+    /** Creates a sandbox and waits until it can run commands. A retry does not create a second one. */
     static async create(options: CreateOptions = {}): Promise<Sandbox> {
-        const { env, ...asked } = options;
+        const { env, ...body } = options;
         for (const name of SPLIT) {
-            delete asked[name];
+            delete body[name];
         }
         const client = Client.of(options);
         const info = await client.json<api.Sandbox>("POST", "/sandboxes", {
-            json: { ...asked, envs: env },
+            json: { ...body, envs: env },
             headers: { "idempotency-key": randomName() },
             repeat: "always",
             requestTimeout: options.requestTimeout,
@@ -98,7 +98,7 @@ export class Sandbox implements AsyncDisposable {
         return new Sandbox(client, info, true);
     }
 
-    /** A sandbox that is there, by its id or alias. */
+    /** Returns an existing sandbox by its id or alias. */
     static async connect(id: string, options: ConnectionOptions & CallOptions = {}): Promise<Sandbox> {
         const client = Client.of(options);
         const info = await client.json<api.Sandbox>("GET", `/sandboxes/${encodeURIComponent(id)}`, call(options));
@@ -112,83 +112,83 @@ export class Sandbox implements AsyncDisposable {
 
     /** The number of sandboxes that meet all conditions, which are those of `list`. */
     static async count(options: ListOptions = {}): Promise<number> {
-        const asked = { ...call(options), query: { ...conditions(options), limit: 1 } };
-        return await Client.of(options).request("GET", "/sandboxes", asked, async (response) => {
+        const request = { ...call(options), query: { ...conditions(options), limit: 1 } };
+        return await Client.of(options).request("GET", "/sandboxes", request, async (response) => {
             await response.body?.cancel();
             return Number(response.headers.get("x-total-count"));
         });
     }
 
-    /** What it is like now. */
+    /** Fetches the current state of the sandbox. */
     async info(options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.client.json("GET", this.#path, options);
     }
 
-    /** Changes its alias, metadata, limits or what happens at its end. */
+    /** Changes the alias, metadata, limits or expiry actions. */
     async update(change: api.SandboxChange, options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.client.json("PATCH", this.#path, { json: change, repeat: "always", ...options });
     }
 
-    /** It lives so many seconds from now; 0 is without end, as far as the org allows. */
+    /** Sets the remaining lifetime to `seconds` from now; 0 disables the timeout, if the org allows that. */
     async setTimeout(seconds: number, options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.#change("timeout", options, { timeout: seconds });
     }
 
-    /** Tells that it is in use. */
+    /** Counts as activity: resets the idle timer. */
     async keepAlive(options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.#change("keepalive", options);
     }
 
-    /** Lets it stand still, with its processes. */
+    /** Pauses the sandbox: freezes its processes and its timeouts. */
     async pause(options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.#change("pause", options);
     }
 
-    /** Lets it go on. `timeout` is in seconds from now; what was left if nothing is said. */
+    /** Resumes a paused sandbox. `timeout` is its new lifetime in seconds; the default is the remaining time. */
     async resume(options: CallOptions & { timeout?: number } = {}): Promise<api.Sandbox> {
         return await this.#change("resume", options, { timeout: options.timeout });
     }
 
-    /** Ends its processes; its files stay. */
+    /** Stops the sandbox: ends its processes and keeps its files. */
     async stop(options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.#change("stop", options);
     }
 
-    /** Starts it again, with its files. */
+    /** Starts a stopped sandbox. */
     async start(options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.#change("start", options);
     }
 
-    /** Stops and starts it. Twice is not once: it is not repeated if the answer gets lost. */
+    /** Stops and starts the sandbox. Not idempotent: it is not retried if the response is lost. */
     async restart(options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.#change("restart", options, undefined, "unsent");
     }
 
-    /** What its programs may reach, from now on. */
+    /** Sets the network mode and its rules. */
     async setNetwork(rules: api.NetworkRules, options: CallOptions = {}): Promise<api.Sandbox> {
         return await this.client.json("PUT", `${this.#path}/network`, { json: rules, repeat: "always", ...options });
     }
 
-    /** On which ports something listens. */
+    /** Lists the listening ports. */
     async ports(options: CallOptions = {}): Promise<api.Port[]> {
         return await this.client.json("GET", `${this.#path}/ports`, options);
     }
 
-    /** What it used in the last hour, and uses now. */
+    /** Returns resource usage between `start` and `end`. The default is the last hour. */
     async metrics(options: CallOptions & { start?: string; end?: string } = {}): Promise<api.Sample[]> {
         const { start, end } = options;
         return await this.client.json("GET", `${this.#path}/metrics`, { ...call(options), query: { start, end } });
     }
 
-    /** What all its commands wrote, line by line; with `follow`, what they write from then on too, until it is deleted. */
+    /** Yields the output of all commands line by line. With `follow`, also yields new lines until the sandbox is deleted. */
     async *logs(options: CallOptions & { follow?: boolean } = {}): AsyncGenerator<api.LogLine> {
         if (!options.follow) {
             yield* pages<api.LogLine>(this.client, `${this.#path}/logs`, "after", {}, options);
             return;
         }
         try {
-            const asked = { query: { follow: true }, signal: options.signal };
-            for await (const event of this.client.events(`${this.#path}/logs`, asked)) {
+            const request = { query: { follow: true }, signal: options.signal };
+            for await (const event of this.client.events(`${this.#path}/logs`, request)) {
                 yield JSON.parse(event.data) as api.LogLine;
             }
         } catch (error) {
@@ -198,12 +198,12 @@ export class Sandbox implements AsyncDisposable {
         }
     }
 
-    /** Opens a local port that leads to one of the sandbox, also of a server that listens on its loopback alone. Node only. */
+    /** Forwards a local port to a port of the sandbox, also to servers that listen only on its loopback address. Node only. */
     async forward(port: number, options: ForwardOptions = {}): Promise<Forward> {
         return await platform.forward(this.client, this.id, port, options);
     }
 
-    /** Deletes it, with its files. */
+    /** Deletes the sandbox and its files. */
     async delete(options: CallOptions = {}): Promise<void> {
         await this.client.json("DELETE", this.#path, { repeat: "always", done: "SANDBOX_NOT_FOUND", ...options });
     }
@@ -215,14 +215,14 @@ export class Sandbox implements AsyncDisposable {
         try {
             await this.delete();
         } catch (error) {
-            // Its time may have been up before.
+            // The sandbox may have expired before.
             if (!isGone(error)) {
                 throw error;
             }
         }
     }
 
-    async #change(route: string, options: CallOptions, json?: object, repeat: Asked["repeat"] = "always"): Promise<api.Sandbox> {
+    async #change(route: string, options: CallOptions, json?: object, repeat: RequestOptions["repeat"] = "always"): Promise<api.Sandbox> {
         return await this.client.json("POST", `${this.#path}/${route}`, { ...call(options), json, repeat });
     }
 }

@@ -1,35 +1,35 @@
-/** WebSockets to a server. The key is not in the address, which is written down everywhere: a ticket is. */
+/** WebSockets to a server. They authenticate with a one-time ticket in the URL, as URLs are logged and must not contain the API key. */
 
 import type { CallOptions, Client } from "./client.js";
-import { Deadline, silence } from "./deadline.js";
+import { Deadline, idleTimeout } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
 import type { Ticket } from "./generated/api.js";
 import { platform } from "./platform.js";
 
-/** How a socket ended. */
+/** Close code and reason of a WebSocket. */
 export interface Closed {
     code: number;
     reason: string;
 }
 
-/** What is told by a socket that was opened. */
+/** Listeners of an open WebSocket. */
 export interface SocketListeners {
     message(data: ArrayBuffer): void;
-    /** Once. */
+    /** Called once. */
     close(event: Closed): void;
 }
 
-/** A WebSocket of the package `ws`, which can more than those of the web. */
-interface Telling extends WebSocket {
+/** A WebSocket of the package `ws`, which has more methods than those of browsers. */
+interface NodeWebSocket extends WebSocket {
     isPaused?: boolean;
     on?(name: "ping", heard: () => void): void;
     terminate?(): void;
 }
 
-/** Of a socket that the other side does not know of any more. */
+/** The close event of a socket whose peer is gone. */
 const GONE: Closed = { code: 1006, reason: "the server says nothing any more" };
 
-/** Opens one. The first message may come with the opening: whoever listens does from the beginning. */
+/** Opens a WebSocket. The listeners are attached before it opens, as the first message may arrive at once. */
 export async function openSocket(client: Client, path: string, listeners: SocketListeners, options: CallOptions = {}): Promise<WebSocket> {
     const seconds = options.requestTimeout ?? client.requestTimeout;
     const deadline = new Deadline(`the WebSocket ${path}`, seconds, options.signal);
@@ -38,7 +38,7 @@ export async function openSocket(client: Client, path: string, listeners: Socket
         const ticket = client.hasKey
             ? (await client.json<Ticket>("POST", "/tickets", { json: {}, repeat: "always", signal: deadline.signal })).ticket
             : undefined;
-        const socket: Telling = new Socket(client.address(path, { ticket }).replace(/^http/, "ws"));
+        const socket: NodeWebSocket = new Socket(client.address(path, { ticket }).replace(/^http/, "ws"));
         socket.binaryType = "arraybuffer";
         const heard = listen(socket, client, listeners);
         socket.addEventListener("message", (event) => {
@@ -70,10 +70,10 @@ function opened(socket: WebSocket, client: Client): Promise<void> {
 }
 
 /**
- * Tells of the end of a socket that was opened, also if nobody else does: when nothing was heard for too long. What is returned is to be
- * called when something is.
+ * Calls `listeners.close` when an open socket ends, also when the idle timeout expires. Returns a function that resets the idle timeout, to
+ * be called for each message.
  */
-function listen(socket: Telling, client: Client, listeners: SocketListeners): () => void {
+function listen(socket: NodeWebSocket, client: Client, listeners: SocketListeners): () => void {
     let last = Date.now();
     const heard = () => {
         last = Date.now();
@@ -90,10 +90,10 @@ function listen(socket: Telling, client: Client, listeners: SocketListeners): ()
         };
         const look = async () => {
             if (socket.isPaused) {
-                // Whoever does not listen cannot hear.
+                // A paused socket receives no pings.
                 return heard();
             }
-            if (asking || Date.now() - last < silence.most) {
+            if (asking || Date.now() - last < idleTimeout.milliseconds) {
                 return;
             }
             asking = true;
@@ -104,25 +104,25 @@ function listen(socket: Telling, client: Client, listeners: SocketListeners): ()
             end(GONE);
             socket.terminate ? socket.terminate() : socket.close();
         };
-        const looking = setInterval(() => void look(), silence.most / 4);
+        const looking = setInterval(() => void look(), idleTimeout.milliseconds / 4);
         socket.addEventListener("close", end);
         heard();
     });
     return heard;
 }
 
-/** Whether the server is there. WebSockets of the web tell nothing of its pings: it is asked beside them. */
+/** Whether the server responds to a health check. WebSockets of browsers do not report pings. */
 async function answers(client: Client): Promise<boolean> {
     try {
-        await client.json("GET", "/health", { requestTimeout: silence.most / 1000 });
+        await client.json("GET", "/health", { requestTimeout: idleTimeout.milliseconds / 1000 });
         return true;
     } catch (error) {
-        // Whoever refuses is there.
+        // An error response is a response too.
         return error instanceof AtollError && error.status !== undefined;
     }
 }
 
-/** What a close code of the server's means: the route, asked without a WebSocket, tells it with code and remedy. */
+/** The error behind a close code. A plain GET of the route returns it with code and remedy. */
 export async function closeReason(client: Client, path: string, event: Closed): Promise<Error> {
     try {
         await client.json("GET", path, {});

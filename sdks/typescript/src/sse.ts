@@ -1,4 +1,4 @@
-/** Server-sent events of an answer, one after the other. */
+/** Parser of server-sent events. */
 
 import { piecesOf } from "./streams.js";
 
@@ -28,7 +28,7 @@ function parse(block: string): ServerEvent | undefined {
     return event.data === "" ? undefined : event;
 }
 
-/** Whole events only: what a broken connection left of one is dropped. `heard` is called whenever something came. */
+/** Yields complete events only: the incomplete event of a broken connection is dropped. `heard` is called for each piece of data. */
 export async function* serverEvents(response: Response, heard: () => void): AsyncGenerator<ServerEvent> {
     const decoder = new TextDecoder();
     let rest = "";

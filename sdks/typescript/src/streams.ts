@@ -1,9 +1,9 @@
-/** Bytes that come one piece after the other. */
+/** Conversions between byte streams. */
 
 type Pieces = AsyncGenerator<Uint8Array>;
 type First = IteratorResult<Uint8Array, unknown>;
 
-/** As a stream of the web's; `first` was read already. */
+/** Turns pieces into a `ReadableStream`; `first` is a result that was read already. */
 export function streamOf(pieces: Pieces, first?: First): ReadableStream<Uint8Array<ArrayBuffer>> {
     let next = first;
     return new ReadableStream({
@@ -22,7 +22,7 @@ export function streamOf(pieces: Pieces, first?: First): ReadableStream<Uint8Arr
     });
 }
 
-/** All of them. */
+/** Joins all pieces. */
 export async function collect(pieces: Pieces, first: First): Promise<Uint8Array<ArrayBuffer>> {
     const all: Uint8Array[] = [];
     let length = 0;
@@ -39,7 +39,7 @@ export async function collect(pieces: Pieces, first: First): Promise<Uint8Array<
     return joined;
 }
 
-/** What a body has. Not every browser can iterate over one. */
+/** Yields the pieces of a body. Not every browser supports iteration over one. */
 export async function* piecesOf(response: Response): AsyncGenerator<Uint8Array> {
     const reader = response.body?.getReader();
     try {
@@ -51,7 +51,7 @@ export async function* piecesOf(response: Response): AsyncGenerator<Uint8Array> 
             yield value;
         }
     } finally {
-        // Whoever stops reading lets the connection go.
+        // Closes the connection if the caller stops reading.
         await reader?.cancel().catch(() => {});
     }
 }

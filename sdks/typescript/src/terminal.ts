@@ -1,41 +1,41 @@
 /**
- * A terminal that was joined. A lost connection is made again by itself: then the screen comes first, as it is now. Keys
- * that were on their way at that moment may be lost.
+ * Connections to terminals. A lost connection is reestablished; the current screen is the first output then. Input that was
+ * being sent when the connection broke may be lost.
  */
 
 import type { CallOptions, Client } from "./client.js";
-import { Deadline, Patience, backoff } from "./deadline.js";
+import { Deadline, RetryPolicy, backoff } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
 import type * as api from "./generated/api.js";
 import { SandboxNotFoundError, SandboxStoppedError } from "./generated/errors.js";
 import { type Closed, closeReason, openSocket } from "./socket.js";
 
-/** Whoever wants to be told. */
+/** Listeners of a terminal. */
 export interface TerminalListeners {
-    /** Called with output as it comes; without it, iterate. */
+    /** Called with each piece of output; without it, iterate over the terminal. */
     onData?: (data: Uint8Array) => void;
 }
 
-/** How much output waits for somebody who iterates, in bytes; whoever is behind further gets the screen instead. */
+/** Maximum buffered output for an iterator, in bytes. A slower iterator gets the current screen instead of the missed output. */
 const MOST = 4 << 20;
 const HOUR = 3600;
 
-/** A terminal; iterate over it for its output. After `await using`, one that was made is ended, and one that was joined is left. */
+/** A connection to a terminal; iterate over it for its output. `await using` kills a terminal that `create` returned, and only disconnects from one that `connect` returned. */
 export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
-    /** Its id. */
+    /** The terminal's id. */
     readonly ptyID: string;
-    /** Inside the sandbox. */
+    /** The process id in the sandbox. */
     readonly pid: number;
     readonly #client: Client;
     readonly #path: string;
-    /** Whether it ends with its block. */
+    /** Whether `await using` kills the terminal. */
     readonly #made: boolean;
     readonly #onData: ((data: Uint8Array) => void) | undefined;
     #socket: WebSocket | undefined;
     #queue: Uint8Array[] = [];
     #waiting = 0;
     #behind = false;
-    /** Whoever iterates is woken by this. */
+    /** Wakes the iterator. */
     #wake = () => {};
     #over: { error: Error | undefined } | undefined;
     readonly #ended: Promise<void>;
@@ -123,18 +123,18 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
         }
     }
 
-    /** Connects, as often as makes sense: joining twice does no harm. */
+    /** Connects, with retries: connecting is idempotent. */
     async #connectAgain(options: CallOptions = {}): Promise<void> {
-        const patience = new Patience(this.#client.reconnect * 1000);
+        const retry = new RetryPolicy(this.#client.reconnect * 1000);
         while (!this.#over) {
             try {
                 return await this.#connect(options);
             } catch (error) {
-                if (!(error instanceof ConnectionError) || !(await patience.pause())) {
+                if (!(error instanceof ConnectionError) || !(await retry.pause())) {
                     throw error;
                 }
             }
-            // Says, better than a WebSocket can, that it is gone.
+            // The HTTP route returns the complete error, which a WebSocket cannot.
             await this.#client.json("GET", this.#path, { requestTimeout: options.requestTimeout, signal: options.signal });
         }
     }
@@ -163,24 +163,24 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
         }
     }
 
-    /** Types. */
+    /** Writes input to the terminal. */
     async write(data: string | Uint8Array): Promise<void> {
         const bytes = typeof data === "string" ? new TextEncoder().encode(data) : data;
         const socket = await this.#connected("the terminal's input");
         socket.send(bytes as Uint8Array<ArrayBuffer>);
     }
 
-    /** Changes its size, for everybody who sees it. */
+    /** Changes the terminal's size, for all its clients. */
     async resize(cols: number, rows: number, options: CallOptions = {}): Promise<void> {
         await this.#client.json("POST", `${this.#path}/resize`, { json: { cols, rows }, repeat: "always", ...options });
     }
 
-    /** Ends its program, with everything that it started. */
+    /** Kills the program and all its child processes. */
     async kill(options: CallOptions = {}): Promise<void> {
         await this.#client.json("DELETE", this.#path, { repeat: "always", done: "TERMINAL_NOT_FOUND", ...options });
     }
 
-    /** Waits until its program has ended, `timeout` seconds at most: an hour if nothing is said, 0 is for ever. */
+    /** Waits until the program has ended, at most `timeout` seconds. The default is an hour; 0 is no limit. */
     async wait(options: { timeout?: number; signal?: AbortSignal } = {}): Promise<void> {
         const deadline = new Deadline(`the end of terminal ${this.ptyID}`, options.timeout ?? HOUR, options.signal);
         try {
@@ -190,7 +190,7 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
         }
     }
 
-    /** Leaves it; its program goes on. */
+    /** Disconnects. The terminal keeps running. */
     close(): void {
         this.#end();
         this.#socket?.close();
@@ -202,7 +202,7 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
                 await this.kill();
             }
         } catch (error) {
-            // It ended with its sandbox.
+            // The terminal ended with its sandbox.
             if (!(error instanceof SandboxNotFoundError || error instanceof SandboxStoppedError)) {
                 throw error;
             }
@@ -211,7 +211,7 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
         }
     }
 
-    /** The socket, when there is one again. */
+    /** Waits for an open socket. */
     async #connected(what: string): Promise<WebSocket> {
         const deadline = new Deadline(what, this.#client.requestTimeout);
         try {
@@ -230,7 +230,7 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     }
 }
 
-/** A terminal that is not there any more has ended. */
+/** Whether the error means that the terminal has ended. */
 function isOver(error: unknown): boolean {
     return error instanceof AtollError && error.code === "TERMINAL_NOT_FOUND";
 }

@@ -1,17 +1,17 @@
-/** Tools for models that call functions: what they are told, and what a call does in a sandbox. */
+/** Function-calling tools for language models that run in a sandbox. */
 
 import type { CommandResult } from "./command-handle.js";
 import { AtollError, CommandTimeoutError } from "./error.js";
 import { tools } from "./generated/tools.js";
 import type { Sandbox } from "./sandbox.js";
 
-/** A tool, as a model is told of it; `parameters` is a JSON schema. */
+/** The definition of a tool for a model; `parameters` is a JSON schema. */
 export interface ToolSchema {
-    /** What it is called by. */
+    /** The tool's name. */
     name: string;
-    /** What it does, for the model. */
+    /** Description for the model. */
     description: string;
-    /** What a call takes. */
+    /** JSON schema of the arguments. */
     parameters: {
         type: "object";
         properties: Record<string, { type: string; description: string; enum?: string[]; minimum?: number }>;
@@ -20,11 +20,11 @@ export interface ToolSchema {
     };
 }
 
-/** A call, as a model makes it. */
+/** A tool call of a model. */
 export interface ToolCall {
-    /** Which tool. */
+    /** The tool's name. */
     name: string;
-    /** An object, or the JSON of one. */
+    /** The arguments, as an object or its JSON text. */
     arguments: unknown;
 }
 
@@ -32,7 +32,7 @@ type Fields = Record<string, unknown>;
 
 const SCHEMAS = tools.schemas as unknown as ToolSchema[];
 
-/** Does what a call asks for; its fields are as described. */
+/** Executes a call with valid arguments. */
 async function run(sandbox: Sandbox, name: string, fields: Fields): Promise<string> {
     const text = (field: string) => fields[field] as string;
     const number = (field: string) => fields[field] as number | undefined;
@@ -53,7 +53,7 @@ async function run(sandbox: Sandbox, name: string, fields: Fields): Promise<stri
     }
 }
 
-/** The result of a command, also of one that was ended by its timeout. */
+/** Waits for a command. Returns the result also if its timeout ended it. */
 async function ended(running: Promise<CommandResult>): Promise<CommandResult> {
     try {
         return await running;
@@ -65,13 +65,13 @@ async function ended(running: Promise<CommandResult>): Promise<CommandResult> {
     }
 }
 
-/** Some lines of a text, or all of it. */
+/** Selects lines of a text. */
 function lines(text: string, first: number | undefined, last: number | undefined): string {
     const some = first === undefined && last === undefined ? text : text.split("\n").slice((first ?? 1) - 1, last).join("\n");
     return some || "[empty]";
 }
 
-/** What a command wrote, and how it ended if that is worth a word. */
+/** Formats a command's output, with its exit status unless the command succeeded. */
 function outcome(result: CommandResult): string {
     const parts = [result.stdout, result.stderr && `[stderr]\n${result.stderr}`];
     if (result.timedOut) {
@@ -81,11 +81,11 @@ function outcome(result: CommandResult): string {
     } else if (result.exitCode !== 0) {
         parts.push(`[exit code ${result.exitCode}]`);
     }
-    const said = parts.filter((part) => part !== "").map((part) => part.replace(/\n+$/, ""));
-    return said.join("\n") || "[no output]";
+    const shown = parts.filter((part) => part !== "").map((part) => part.replace(/\n+$/, ""));
+    return shown.join("\n") || "[no output]";
 }
 
-/** A text that is not too long: the middle of a longer one is left out. */
+/** Shortens a text by omitting its middle. */
 function short(text: string): string {
     const characters = text.length > tools.longest ? Array.from(text) : [];
     const left = characters.length - tools.longest;
@@ -96,7 +96,7 @@ function short(text: string): string {
     return `${characters.slice(0, half).join("")}\n[${left} characters left out]\n${characters.slice(-half).join("")}`;
 }
 
-/** What is wrong with the arguments of a call; nothing if they fit. */
+/** Validates the arguments of a call. Returns the first mistake, or `undefined`. */
 function fault(schema: ToolSchema, fields: Fields): string | undefined {
     const { properties, required } = schema.parameters;
     for (const name of required) {
@@ -124,7 +124,7 @@ function fault(schema: ToolSchema, fields: Fields): string | undefined {
 }
 
 /**
- * The tools `read_file`, `write_file`, `execute_code` and `bash`, in the two forms in which models are told of tools: `function` wraps each as
+ * The tools `read_file`, `write_file`, `execute_code` and `bash`, in the two formats of model APIs: `function` wraps each as
  * `{type: "function", function: {name, description, parameters}}`, `input_schema` is `{name, description, input_schema}`.
  */
 export function toolSchemas(form: "function"): { type: "function"; function: ToolSchema }[];
@@ -137,8 +137,8 @@ export function toolSchemas(form: "function" | "input_schema"): object[] {
 }
 
 /**
- * Does what a model asks for; the text to give it. What the model did wrong is told to it too; what is wrong with the server or the sandbox is
- * thrown.
+ * Executes a tool call and returns its result as text for the model. Mistakes of the model are returned as text too; errors of the server or
+ * the sandbox are thrown.
  */
 export async function callTool(sandbox: Sandbox, call: ToolCall): Promise<string> {
     const schema = SCHEMAS.find(({ name }) => name === call.name);
@@ -154,7 +154,7 @@ export async function callTool(sandbox: Sandbox, call: ToolCall): Promise<string
     if (typeof given !== "object" || given === null || Array.isArray(given)) {
         return `error: the arguments of ${call.name} are not an object`;
     }
-    // Nothing is as good as left out.
+    // `null` counts as omitted.
     const fields = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== null && value !== undefined));
     const wrong = fault(schema, fields);
     if (wrong) {
@@ -163,15 +163,15 @@ export async function callTool(sandbox: Sandbox, call: ToolCall): Promise<string
     try {
         return short(await run(sandbox, call.name, fields));
     } catch (error) {
-        if (error instanceof AtollError && modelsOwn(error)) {
+        if (error instanceof AtollError && isModelError(error)) {
             return `error: ${error.message}`;
         }
         throw error;
     }
 }
 
-/** Whether a failure is the model's own affair. */
-function modelsOwn({ code, category }: AtollError): boolean {
+/** Whether an error is a mistake of the model, rather than one of the server or the sandbox. */
+function isModelError({ code, category }: AtollError): boolean {
     const { categories, codes, never } = tools.told as Record<"categories" | "codes" | "never", readonly string[]>;
     return (categories.includes(category) || codes.includes(code)) && !never.includes(code);
 }

@@ -1,27 +1,27 @@
-/** What happens in a directory of a sandbox. */
+/** Directory watches. */
 
 import type { CallOptions, Client, Query } from "./client.js";
 import { Deadline } from "./deadline.js";
 import type { ServerEvent } from "./sse.js";
 
-/** Something that happened; paths are relative to the directory. */
+/** A change in a watched directory. Paths are relative to the directory. */
 export type WatchEvent =
     | { type: "create"; path: string; isDir: boolean }
     | { type: "write" | "remove" | "chmod"; path: string }
     | { type: "rename"; from: string; path: string }
-    /** Some are missing, also after a lost connection: look again at everything. */
+    /** Events are missing, for example after a lost connection: read the directory again. */
     | { type: "overflow" }
-    /** There are more directories than can be watched. */
+    /** There are too many directories to watch all of them. */
     | { type: "limit" };
 
-/** A watch: iterate over it. It ends when the directory is removed or the sandbox stops. */
+/** Yields the changes in a directory. It ends when the directory is removed or the sandbox stops. */
 export class Watch implements AsyncIterable<WatchEvent>, AsyncDisposable {
     readonly #stop = new AbortController();
     readonly #events: AsyncGenerator<ServerEvent>;
     #first: Promise<IteratorResult<ServerEvent>> | undefined;
 
     private constructor(client: Client, path: string, query: Query, opened: () => void) {
-        // What happened while nobody listened is not told.
+        // Events during a lost connection are missing.
         const resumed = () => ({ name: "overflow", id: undefined, data: "{}" });
         this.#events = client.events(path, { query, signal: this.#stop.signal, opened, resumed });
     }
@@ -66,7 +66,7 @@ export class Watch implements AsyncIterable<WatchEvent>, AsyncDisposable {
         }
     }
 
-    /** Ends it. */
+    /** Ends the watch. */
     close(): void {
         this.#stop.abort();
         this.#first?.catch(() => {});

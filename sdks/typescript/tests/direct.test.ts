@@ -7,7 +7,7 @@ import type { AddressInfo } from "node:net";
 import { after, before, test } from "node:test";
 
 import { AtollError, Client, ConnectionError, InvalidApiKeyError, MissingApiKeyError, Sandbox, SandboxNotFoundError, TimeoutError, UnauthenticatedError, UnknownTemplateError, callTool } from "../src/node.js";
-import { told } from "../src/failure.js";
+import { parseError } from "../src/failure.js";
 import { checks, until } from "./checks.js";
 import { Cutter } from "./cutter.js";
 import { Server } from "./server.js";
@@ -119,7 +119,7 @@ test("remedies are in words of the SDK", () => {
     assert.deepEqual([...new Set(samples.map(({ code }) => code))].sort(), [...components.schemas.Code.enum].sort());
     const http = /(GET|POST|PUT|PATCH|DELETE) |…\/|"\w+":|X-API-Key|header/;
     const remedies = samples.map((sample) => {
-        const error = told(JSON.stringify({ error: "what", ...sample }), 400);
+        const error = parseError(JSON.stringify({ error: "what", ...sample }), 400);
         const remedy = error?.remedy;
         assert.ok(remedy === undefined || !http.test(remedy), `${JSON.stringify(sample)}: ${remedy}`);
         // Only a body that no call of the SDK sends has nothing to say.

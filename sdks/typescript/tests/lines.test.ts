@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { type AddressInfo, connect, createServer } from "node:net";
 import { after, before, mock, test } from "node:test";
 
-import { silence } from "../src/deadline.js";
+import { idleTimeout } from "../src/deadline.js";
 import { AtollError, Client, ConnectionError, Sandbox } from "../src/node.js";
 import { nodePlatform } from "../src/node/platform.js";
 import { usePlatform } from "../src/platform.js";
@@ -121,8 +121,8 @@ for (const [kind, Socket] of [["of ws", Pinging], ["of the web", Plain]] as cons
         const begun = new Promise<void>((done) => void sb.commands.run("echo begun; sleep 100", { background: true, onStdout: () => done() }));
         await begun;
         const handle = await sb.commands.run("sleep 1000", { background: true });
-        const kept = silence.most;
-        silence.most = 3000;
+        const kept = idleTimeout.milliseconds;
+        idleTimeout.milliseconds = 3000;
         usePlatform({ ...nodePlatform, WebSocket: async () => Socket as unknown as typeof WebSocket });
         try {
             const watch = await sb.files.watch(".");
@@ -136,10 +136,10 @@ for (const [kind, Socket] of [["of ws", Pinging], ["of the web", Plain]] as cons
             local.write("x");
             await until(async () => await made.files.exists("heard"));
             // They are looked after often; until now nothing is wrong.
-            silence.most = kept;
+            idleTimeout.milliseconds = kept;
             assert.equal(forward.lastError, undefined);
             await server.silenced(async () => {
-                silence.most = 1000;
+                idleTimeout.milliseconds = 1000;
                 const drain = async (all: AsyncIterable<unknown>) => {
                     for await (const _ of all) {
                     }
@@ -150,7 +150,7 @@ for (const [kind, Socket] of [["of ws", Pinging], ["of the web", Plain]] as cons
                 assert.match(String(forward.lastError), /says nothing any more/);
             });
         } finally {
-            silence.most = kept;
+            idleTimeout.milliseconds = kept;
             usePlatform(nodePlatform);
         }
     });

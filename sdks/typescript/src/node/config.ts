@@ -1,15 +1,15 @@
-/** Where the server is, from the environment: `ATOLL_URL` and `ATOLL_API_KEY`, else a profile of the user's. */
+/** Server URL and API key from `ATOLL_URL` and `ATOLL_API_KEY`, or from a profile of the user. */
 
 import { readFileSync } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
 
 import { invalid } from "../failure.js";
-import type { Place } from "../platform.js";
+import type { ServerLocation } from "../platform.js";
 
 const variable = (name: string): string | undefined => process.env[name] || undefined;
 
-export function place(profile: string | undefined): Place {
+export function place(profile: string | undefined): ServerLocation {
     const [url, apiKey] = [variable("ATOLL_URL"), variable("ATOLL_API_KEY")];
     if (profile === undefined && url !== undefined) {
         return { url, apiKey };
@@ -19,18 +19,18 @@ export function place(profile: string | undefined): Place {
     return { url: found.url, apiKey: profile === undefined ? (apiKey ?? found.apiKey) : found.apiKey };
 }
 
-function profileOf(file: string, asked: string | undefined): Place {
+function profileOf(file: string, requested: string | undefined): ServerLocation {
     let text: string;
     try {
         text = readFileSync(file, "utf8");
     } catch (error) {
-        if (asked === undefined && (error as NodeJS.ErrnoException).code === "ENOENT") {
+        if (requested === undefined && (error as NodeJS.ErrnoException).code === "ENOENT") {
             return {};
         }
         throw invalid("profile", `${file} cannot be read: ${(error as Error).message}`, "make it with `atoll login`");
     }
     const { chosen, profiles } = parseProfiles(text, file);
-    const name = asked ?? chosen;
+    const name = requested ?? chosen;
     if (name === undefined) {
         return {};
     }
@@ -42,7 +42,7 @@ function profileOf(file: string, asked: string | undefined): Place {
     return { url: found.url, apiKey: found.api_key };
 }
 
-/** The little of TOML that the file has: `default`, and `url` and `api_key` of each `[profiles.NAME]`. Other lines are not looked at. */
+/** Parses the subset of TOML that the file uses: `default`, and `url` and `api_key` of each `[profiles.NAME]`. Other lines are ignored. */
 export function parseProfiles(text: string, file: string): { chosen: string | undefined; profiles: Map<string, Record<string, string>> } {
     const profiles = new Map<string, Record<string, string>>();
     let chosen: string | undefined;
@@ -68,11 +68,11 @@ export function parseProfiles(text: string, file: string): { chosen: string | un
         if (!value) {
             throw invalid("profile", `${file}, line ${number + 1}: ${key[1]} is not a string`, 'write it as name = "value"');
         }
-        const said = value[2] ?? (JSON.parse(`"${value[1]}"`) as string);
+        const unquoted = value[2] ?? (JSON.parse(`"${value[1]}"`) as string);
         if (key[1] === "default") {
-            chosen = said;
+            chosen = unquoted;
         } else if (table) {
-            table[key[1]] = said;
+            table[key[1]] = unquoted;
         }
     }
     return { chosen, profiles };

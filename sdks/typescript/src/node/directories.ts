@@ -1,6 +1,6 @@
 /**
- * Local directories, sent and fetched as archives. What comes out of a sandbox is not trusted: nothing is written outside of the
- * directory, not through links that were there before either, and links that lead out are left out.
+ * Upload and download of directories as tar archives. Archives of a sandbox are not trusted: nothing is written outside the local
+ * directory, also not through existing links, and links that point outside are skipped.
  */
 
 import { createReadStream } from "node:fs";
@@ -8,7 +8,7 @@ import { chmod, copyFile, link, lstat, mkdir, open, readdir, readlink, rename, r
 import { dirname, join, normalize, sep } from "node:path";
 
 import type { Client } from "../client.js";
-import { Patience, Silence, silence } from "../deadline.js";
+import { RetryPolicy, IdleWatchdog, idleTimeout } from "../deadline.js";
 import { ConnectionError, TimeoutError } from "../error.js";
 import { invalid } from "../failure.js";
 import type { DirectoryOptions, Transferred } from "../files.js";
@@ -17,9 +17,9 @@ import { randomName } from "../random.js";
 import { piecesOf, streamOf } from "../streams.js";
 import { END, type TarEntry, entries, header, padding } from "./tar.js";
 
-/** How often a directory is fetched again if the connection breaks. */
+/** Maximum number of attempts for a download. */
 const TRIES = 10;
-/** A server that takes nothing for so long, in milliseconds, takes nothing any more. */
+/** Idle timeout of an upload, in milliseconds. */
 const STALL = 120_000;
 
 export async function uploadDir(client: Client, path: string, from: string, options: DirectoryOptions): Promise<Transferred> {
@@ -30,13 +30,13 @@ export async function uploadDir(client: Client, path: string, from: string, opti
         throw invalid("local", `${from} is not a directory`, "send a file with files.write");
     }
     const left: Transferred["skipped"] = [];
-    const quiet = new Silence(STALL, options.signal);
-    quiet.heard();
-    // What cannot be read here is no fault of the connection's.
+    const watchdog = new IdleWatchdog(STALL, options.signal);
+    watchdog.reset();
+    // A local read error must not count as a broken connection.
     const unreadable = new AbortController();
     async function* packed(): AsyncGenerator<Uint8Array> {
         try {
-            yield* pack(from, left, options, () => quiet.heard());
+            yield* pack(from, left, options, () => watchdog.reset());
         } catch (error) {
             unreadable.abort(invalid("local", `${from} cannot be read: ${(error as Error).message}`, "see what may be read there"));
         }
@@ -50,17 +50,17 @@ export async function uploadDir(client: Client, path: string, from: string, opti
             headers: { "content-type": "application/x-tar" },
             repeat: "always",
             requestTimeout: options.requestTimeout ?? 0,
-            signal: AbortSignal.any([quiet.signal, unreadable.signal]),
+            signal: AbortSignal.any([watchdog.signal, unreadable.signal]),
         });
         return { entries: answer.entries, bytes: answer.bytes, skipped: [...left, ...answer.skippedEntries] };
     } catch (error) {
-        throw quiet.lasted ? new TimeoutError(`PUT ${path}: nothing was taken for ${STALL / 1000} s`, "see what the server does") : error;
+        throw watchdog.expired ? new TimeoutError(`PUT ${path}: nothing was taken for ${STALL / 1000} s`, "see what the server does") : error;
     } finally {
-        quiet.end();
+        watchdog.end();
     }
 }
 
-/** The archive of a directory, made while it is read. */
+/** Yields the archive of a directory while reading it. */
 async function* pack(from: string, left: Transferred["skipped"], options: DirectoryOptions, went: () => void): AsyncGenerator<Uint8Array> {
     let bytes = 0;
     const below = async function* (directory: string): AsyncGenerator<Uint8Array> {
@@ -93,7 +93,7 @@ async function* pack(from: string, left: Transferred["skipped"], options: Direct
     yield END;
 }
 
-/** Exactly so many bytes of a file, which may grow or shrink meanwhile. */
+/** Yields exactly `size` bytes of a file, which may grow or shrink in the meantime. */
 async function* sized(place: string, size: number): AsyncGenerator<Buffer> {
     let left = size;
     if (left > 0) {
@@ -108,30 +108,30 @@ async function* sized(place: string, size: number): AsyncGenerator<Buffer> {
 }
 
 export async function downloadDir(client: Client, path: string, to: string, options: DirectoryOptions): Promise<Transferred> {
-    const patience = new Patience(client.reconnect * 1000);
+    const retry = new RetryPolicy(client.reconnect * 1000);
     for (let tries = 1; ; tries++) {
-        const quiet = new Silence(silence.most, options.signal);
+        const watchdog = new IdleWatchdog(idleTimeout.milliseconds, options.signal);
         try {
-            const call = { requestTimeout: options.requestTimeout, signal: quiet.signal };
+            const call = { requestTimeout: options.requestTimeout, signal: watchdog.signal };
             const response = await client.request("GET", path, call, async (it) => it);
-            quiet.heard();
-            return await unpack(piecesOf(response), to, options, () => quiet.heard());
+            watchdog.reset();
+            return await unpack(piecesOf(response), to, options, () => watchdog.reset());
         } catch (thrown) {
             options.signal?.throwIfAborted();
-            const error = quiet.lasted ? new ConnectionError(`GET ${path}: nothing comes any more`, { sent: true }) : client.broken(thrown);
+            const error = watchdog.expired ? new ConnectionError(`GET ${path}: nothing comes any more`, { sent: true }) : client.broken(thrown);
             if (!(error instanceof ConnectionError) || tries === TRIES) {
                 throw error;
             }
         } finally {
-            quiet.end();
+            watchdog.end();
         }
-        await patience.pause();
+        await retry.pause();
     }
 }
 
 async function unpack(pieces: AsyncIterable<Uint8Array>, to: string, options: DirectoryOptions, heard: () => void): Promise<Transferred> {
     const done: Transferred = { entries: 0, bytes: 0, skipped: [] };
-    // A directory that may not be written to is made so at the end.
+    // Modes of directories are set at the end, as a directory may become read-only.
     const modes: [string, number][] = [];
     await mkdir(to, { recursive: true });
     for await (const { entry, contents } of entries(pieces)) {
@@ -162,7 +162,7 @@ async function unpack(pieces: AsyncIterable<Uint8Array>, to: string, options: Di
     return done;
 }
 
-/** Replaces a file or a link at once. */
+/** Replaces a file or a link atomically. */
 async function put(to: string, place: string, entry: TarEntry, contents: AsyncIterable<Buffer>, wrote: (count: number) => void): Promise<void> {
     const made = join(dirname(place), `.atoll-${randomName()}`);
     try {
@@ -170,7 +170,7 @@ async function put(to: string, place: string, entry: TarEntry, contents: AsyncIt
             await symlink(entry.target, made);
         } else if (entry.type === "hard link") {
             const source = join(to, normalize(entry.target));
-            // Not every file system has them.
+            // Not every file system supports hard links.
             await link(source, made).catch(async () => await copyFile(source, made));
         } else {
             const file = await open(made, "wx", 0o600);
@@ -187,12 +187,12 @@ async function put(to: string, place: string, entry: TarEntry, contents: AsyncIt
         }
         await rename(made, place);
     } finally {
-        // Of two names of one file, renaming takes none away.
+        // A rename between two hard links of one file removes neither.
         await rm(made, { force: true });
     }
 }
 
-/** Why an entry is left out; nothing if it is not. */
+/** Why an entry is skipped; `undefined` if it is not. */
 async function unfit(to: string, name: string, entry: TarEntry): Promise<string | undefined> {
     if (outside(name) || entry.name.includes("\0")) {
         return "it is not in the directory";
@@ -220,7 +220,7 @@ function outside(path: string): boolean {
     return path.startsWith(sep) || path === ".." || path.startsWith(`..${sep}`);
 }
 
-/** Whether a link may lead out. It goes up at its beginning only: every other `..` could lead out by way of another link. */
+/** Whether a link may point outside. `..` is allowed only at the beginning: any other could point outside through another link. */
 function leadsOut(name: string, target: string): boolean {
     const parts = target.split("/").filter((part) => part !== "" && part !== ".");
     const up = parts.findIndex((part) => part !== "..");
@@ -233,7 +233,7 @@ async function there(to: string, name: string) {
     return await lstat(join(to, name)).catch(() => undefined);
 }
 
-/** Whether something above it, or for a directory it itself, is no directory. */
+/** Whether a parent of the path is not a directory; with `itself`, also the path. */
 async function inTheWay(to: string, name: string, itself: boolean): Promise<boolean> {
     const parts = name.split(sep);
     for (let count = 1; count < parts.length + (itself ? 1 : 0); count++) {

@@ -1,4 +1,4 @@
-/** A local port whose connections go through tunnels of the server to a port of a sandbox. */
+/** Local port forwarding through WebSocket tunnels of the server. */
 
 import { type AddressInfo, type Socket, createServer } from "node:net";
 
@@ -8,13 +8,13 @@ import { invalid } from "../failure.js";
 import type { Forward, ForwardOptions } from "../sandbox.js";
 import { type Closed, openSocket } from "../socket.js";
 
-/** How much is on its way to the server before the local side has to wait, in bytes. */
+/** Maximum unsent bytes to the server before reading from the local socket pauses. */
 const MOST = 1 << 20;
-/** How often it is looked whether it has gone, in milliseconds. */
+/** Interval between two checks of the unsent bytes, in milliseconds. */
 const LOOK = 5;
-/** The largest message that a server takes. */
+/** Maximum size of a message to the server, in bytes. */
 const LARGEST = 1 << 20;
-/** How much waits for a local side that does not read, of a WebSocket that cannot be told to wait; then the connection is given up. */
+/** Maximum buffered bytes for a slow local socket if the WebSocket cannot be paused; more end the connection. */
 const HELD = 64 << 20;
 
 export async function forward(client: Client, sandbox: string, port: number, options: ForwardOptions): Promise<Forward> {
@@ -25,7 +25,7 @@ export async function forward(client: Client, sandbox: string, port: number, opt
     const connections = new Set<Socket>();
     const state: { lastError: Error | undefined } = { lastError: undefined };
     const fail = (local: Socket, error: unknown) => {
-        // Of a connection that this side ended there is nothing to tell.
+        // The local side ended the connection: no error to report.
         if (!local.destroyed) {
             state.lastError = error instanceof Error ? error : new Error(String(error));
             local.resetAndDestroy();
@@ -34,7 +34,7 @@ export async function forward(client: Client, sandbox: string, port: number, opt
     const server = createServer({ allowHalfOpen: true, pauseOnConnect: true }, (local) => {
         connections.add(local);
         local.on("close", () => connections.delete(local));
-        // Whoever connects is told by the end of the connection: there is no other way. `lastError` says why.
+        // The local side only sees the end of the connection; `lastError` has the reason.
         local.on("error", () => local.destroy());
         const failed = (error: unknown) => fail(local, error);
         join(client, path, local, failed).catch(failed);
@@ -55,7 +55,7 @@ export async function forward(client: Client, sandbox: string, port: number, opt
     return Object.assign(state, { host, port: here, close, [Symbol.asyncDispose]: close });
 }
 
-/** A WebSocket that can be told to read no further, as that of `ws`. */
+/** A WebSocket that can be paused, such as that of `ws`. */
 interface Pausable {
     pause?(): void;
     resume?(): void;
@@ -67,7 +67,7 @@ async function join(client: Client, path: string, local: Socket, failed: (error:
         message(data: ArrayBuffer) {
             const bytes = Buffer.from(data);
             if (bytes.length === 0) {
-                // It sends no more.
+                // An empty message is the end of the sandbox's data.
                 local.end();
             } else if (!local.write(bytes) && socket?.pause) {
                 socket.pause();
@@ -78,7 +78,7 @@ async function join(client: Client, path: string, local: Socket, failed: (error:
         },
         close({ code, reason }: Closed) {
             ended = true;
-            // 1000: both have sent all.
+            // 1000: both sides have sent all data.
             if (code === 1000) {
                 local.end();
             } else {

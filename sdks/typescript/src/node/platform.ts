@@ -1,4 +1,4 @@
-/** What Node has and browsers have not. */
+/** The platform functions for Node. */
 
 import { UnsupportedError } from "../error.js";
 import type { Platform } from "../platform.js";
@@ -12,7 +12,7 @@ export const nodePlatform: Platform = {
     streamsBodies: true,
     async WebSocket() {
         const name = "ws";
-        // It tells of pings, and can be told to read no further.
+        // `ws` reports pings and can be paused.
         const found = await import(name).catch(() => undefined);
         if (typeof found?.WebSocket === "function") {
             return found.WebSocket as typeof WebSocket;

@@ -1,23 +1,23 @@
-/** Tar archives: what there is of a local directory, and what one that comes has. Long names and sizes are told the POSIX way. */
+/** Tar archives: writer and reader. Long names and large sizes use pax extended headers. */
 
 const BLOCK = 512;
 
-/** An entry. */
+/** An entry of an archive. */
 export interface TarEntry {
     name: string;
     type: "file" | "directory" | "link" | "hard link" | "other";
     mode: number;
     size: number;
-    /** In seconds since 1970. */
+    /** Unix time in seconds. */
     mtime: number;
-    /** Where a link leads; of a hard link, the name of another entry. */
+    /** Target of a symbolic link; for a hard link, the name of another entry. */
     target: string;
 }
 
 const KINDS: Record<string, TarEntry["type"]> = { "0": "file", "\0": "file", "7": "file", "5": "directory", "2": "link", "1": "hard link" };
 const FLAGS = { file: "0", directory: "5", link: "2", "hard link": "1", other: "6" };
 
-/** What stands before an entry's contents. */
+/** The header of an entry. */
 export function header(entry: TarEntry): Buffer {
     const long: string[] = [];
     const bytes = (text: string) => Buffer.byteLength(text);
@@ -38,12 +38,12 @@ export function header(entry: TarEntry): Buffer {
     return Buffer.concat([block("pax", "x", 0o644, text.length, entry.mtime, ""), text, padding(text.length), own]);
 }
 
-/** What follows contents of so many bytes. */
+/** The padding after `size` bytes of contents. */
 export function padding(size: number): Buffer {
     return Buffer.alloc((BLOCK - (size % BLOCK)) % BLOCK);
 }
 
-/** What stands at the end. */
+/** The end of an archive. */
 export const END = Buffer.alloc(2 * BLOCK);
 
 /** `LENGTH KEY=VALUE\n`, where the length counts itself. */
@@ -72,7 +72,7 @@ function block(name: string, flag: string, mode: number, size: number, mtime: nu
     return made;
 }
 
-/** Bytes that are asked for by number. */
+/** Reads given numbers of bytes from pieces. */
 class Bytes {
     readonly #pieces: AsyncIterator<Uint8Array>;
     #rest: Buffer = Buffer.alloc(0);
@@ -81,7 +81,7 @@ class Bytes {
         this.#pieces = pieces[Symbol.asyncIterator]();
     }
 
-    /** So many at most, and at least one; nothing at the end. */
+    /** At least one and at most `most` bytes; `undefined` at the end. */
     async some(most: number): Promise<Buffer | undefined> {
         while (this.#rest.length === 0) {
             const { value, done } = await this.#pieces.next();
@@ -95,7 +95,7 @@ class Bytes {
         return taken;
     }
 
-    /** Exactly so many. */
+    /** Exactly `count` bytes. */
     async exactly(count: number): Promise<Buffer> {
         const parts: Buffer[] = [];
         for (let left = count; left > 0; ) {
@@ -110,13 +110,13 @@ class Bytes {
     }
 }
 
-/** The longest list of long names that is believed. */
+/** Maximum size of an extended header, in bytes. */
 const LONGEST = 1 << 20;
 
 /** The entries of an archive, each with its contents, which must be read before the next. */
 export async function* entries(pieces: AsyncIterable<Uint8Array>): AsyncGenerator<{ entry: TarEntry; contents: AsyncGenerator<Buffer> }> {
     const bytes = new Bytes(pieces);
-    let said: { path?: string; linkpath?: string; size?: string } = {};
+    let extended: { path?: string; linkpath?: string; size?: string } = {};
     for (;;) {
         const head = await bytes.exactly(BLOCK);
         if (head.every((byte) => byte === 0)) {
@@ -132,26 +132,26 @@ export async function* entries(pieces: AsyncIterable<Uint8Array>): AsyncGenerato
             await bytes.exactly(padding(size).length);
             const plain = text.replace(/\0+$/, "");
             if (flag === "x") {
-                said = { ...said, ...records(text) };
+                extended = { ...extended, ...records(text) };
             } else if (flag !== "g") {
-                said = { ...said, [flag === "L" ? "path" : "linkpath"]: plain };
+                extended = { ...extended, [flag === "L" ? "path" : "linkpath"]: plain };
             }
             continue;
         }
-        size = said.size === undefined ? size : Number(said.size);
-        // Links and the like have no contents, whatever is said of them.
+        size = extended.size === undefined ? size : Number(extended.size);
+        // Links and devices have no contents, whatever their header contains.
         size = "123456".includes(flag) ? 0 : size;
         const prefix = string(head, 345, 155);
         const short = string(head, 0, 100);
         const entry: TarEntry = {
-            name: said.path ?? (prefix !== "" && head.toString("latin1", 257, 263) === "ustar\0" ? `${prefix}/${short}` : short),
+            name: extended.path ?? (prefix !== "" && head.toString("latin1", 257, 263) === "ustar\0" ? `${prefix}/${short}` : short),
             type: KINDS[flag] ?? "other",
             mode: number(head, 100, 8) & 0o7777,
             size,
             mtime: number(head, 136, 12),
-            target: said.linkpath ?? string(head, 157, 100),
+            target: extended.linkpath ?? string(head, 157, 100),
         };
-        said = {};
+        extended = {};
         let left = size;
         const contents = (async function* () {
             while (left > 0) {
@@ -165,7 +165,7 @@ export async function* entries(pieces: AsyncIterable<Uint8Array>): AsyncGenerato
         })();
         yield { entry, contents };
         for await (const _ of contents) {
-            // What nobody wanted.
+            // Skips contents that the caller did not read.
         }
         await bytes.exactly(padding(size).length);
     }
