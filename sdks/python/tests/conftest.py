@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def lasting_port() -> int:
-    """A free port that the kernel gives to nobody by itself: it is free still when a server is started again."""
+    """A free port outside the ephemeral range: it is still free when a server is restarted."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -248,7 +248,7 @@ def sandbox(client: Client) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def cutter(server: Server) -> Iterator[Cutter]:
-    """Requests get through now and then; whoever goes on where it was gets everything."""
+    """Some requests succeed; a client that resumes at its position gets all data."""
     cutter = Cutter(server.port, 300, 9000, seed=6)
     yield cutter
     cutter.close()

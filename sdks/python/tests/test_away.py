@@ -1,4 +1,4 @@
-"""Servers that say nothing, that are not there for a while, or that somebody else speaks for: everything comes to an
+"""Servers that are silent, unreachable for a while, or behind a proxy: everything comes to an
 end, and what can go on does."""
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def impatient() -> Iterator[None]:
 
 def ends(work: Callable[[], object]) -> BaseException | None:
     """How something ends that must not go on for ever."""
-    told: list[BaseException | None] = []
+    results: list[BaseException | None] = []
 
     def run() -> None:
         try:
             work()
-            told.append(None)
+            results.append(None)
         except BaseException as error:
-            told.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(60)
-    assert told, "it goes on for ever"
-    return told[0]
+    assert results, "it goes on for ever"
+    return results[0]
 
 
 def test_a_server_that_falls_silent_is_not_waited_for_without_end(own_server: Server) -> None:
@@ -91,7 +91,7 @@ def test_a_server_that_falls_silent_is_not_waited_for_without_end(own_server: Se
                     assert "says nothing any more" in str(failure)
                 following.join(60)
                 assert isinstance(running[0], errors.ConnectionFailed)
-        # Whoever is patient goes on.
+        # A client with a longer reconnect time continues.
         sandbox.commands.kill(handle.exec_id)
         assert handle.wait(60).signal == 9
 
@@ -143,7 +143,7 @@ def test_a_proxy_without_its_server_is_one_that_restarts(own_server: Server) -> 
 
         starting = threading.Thread(target=start)
         starting.start()
-        # A request, a stream and a terminal are told 502 for a while.
+        # A request, a stream and a terminal get 502 for a while.
         assert sandbox.commands.run("echo again").stdout == "again\n"
         starting.join()
         sandbox.files.write("go", "")
@@ -182,7 +182,7 @@ def test_the_same_goes_on_across_a_kill_on_an_event_loop(own_server: Server) -> 
 
 
 class Stub(ThreadingHTTPServer):
-    """Says what a function makes of what is asked."""
+    """A server that responds with the result of a function of the request."""
 
     daemon_threads = True
 
@@ -209,15 +209,15 @@ class Stub(ThreadingHTTPServer):
 
 def test_only_a_server_that_was_there_is_waited_for_behind_a_proxy() -> None:
     answers = [502, 200, 503, 502, 504, 200, 502]
-    asked = iter(answers)
-    with Stub(lambda _: (next(asked, 502), {}, "[]")) as stub:
+    statuses = iter(answers)
+    with Stub(lambda _: (next(statuses, 502), {}, "[]")) as stub:
         client = Client(stub.url, reconnect=30)
         with pytest.raises(errors.UnexpectedAnswer, match="answered 502"):
             Sandbox.list(client=client)
         assert Sandbox.list(client=client) == []
-        # Three times nobody is there, and then somebody is again.
+        # The server is unreachable three times, and then responds again.
         assert Sandbox.list(client=client) == []
-        assert next(asked) == 502
+        assert next(statuses) == 502
         client.reconnect = 0.5
         begin = monotonic()
         with pytest.raises(errors.UnexpectedAnswer, match="answered 502"):
@@ -247,11 +247,11 @@ SANDBOX = {
 
 
 def test_a_list_has_all_pages() -> None:
-    asked: list[dict[str, list[str]]] = []
+    requested: list[dict[str, list[str]]] = []
 
     def page(path: str) -> tuple[int, dict[str, str], str]:
         query = parse_qs(urlsplit(path).query)
-        asked.append(query)
+        requested.append(query)
         first, size = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
         rows = [{**SANDBOX, "sandboxID": f"i{number}"} for number in range(250)][first : first + size]
         more = {"x-next-cursor": str(first + size)} if first + size < 250 else {}
@@ -259,10 +259,13 @@ def test_a_list_has_all_pages() -> None:
 
     with Stub(page) as stub, Client(stub.url) as client:
         assert [one.id for one in Sandbox.list(client=client)] == [f"i{number}" for number in range(250)]
-        assert [query.get("cursor") for query in asked] == [None, ["100"], ["200"]]
-        asked.clear()
+        assert [query.get("cursor") for query in requested] == [None, ["100"], ["200"]]
+        requested.clear()
         assert len(Sandbox.list(client=client, limit=150, state="running")) == 150
-        assert [(query["limit"], query["state"]) for query in asked] == [(["100"], ["running"]), (["50"], ["running"])]
+        assert [(query["limit"], query["state"]) for query in requested] == [
+            (["100"], ["running"]),
+            (["50"], ["running"]),
+        ]
 
         async def on_a_loop() -> int:
             return len(await AsyncSandbox.list(client=AsyncClient(stub.url)))
@@ -276,14 +279,14 @@ TERMINAL = {"ptyID": "", "sessionID": "", "sandboxID": "i0", "pid": 1, "cols": 8
 
 
 def test_the_lists_of_a_sandbox_have_all_pages() -> None:
-    asked: list[str | None] = []
+    requested: list[str | None] = []
 
     def page(path: str) -> tuple[int, dict[str, str], str]:
         parts = urlsplit(path)
         if parts.path == "/sandboxes/i0":
             return 200, {}, json.dumps({**SANDBOX, "sandboxID": "i0"})
         cursor = parse_qs(parts.query).get("cursor", [None])[0]
-        asked.append(cursor)
+        requested.append(cursor)
         first = int(cursor or 0)
         row, name = (COMMAND, "execID") if parts.path.endswith("/commands") else (TERMINAL, "ptyID")
         rows = [{**row, name: f"x{number}"} for number in range(250)][first : first + 100]
@@ -294,7 +297,7 @@ def test_the_lists_of_a_sandbox_have_all_pages() -> None:
         sandbox = Sandbox.connect("i0", client=client)
         assert [one.exec_id for one in sandbox.commands.list()] == names
         assert [one.id for one in sandbox.pty.list()] == names
-        assert asked == [None, "100", "200"] * 2
+        assert requested == [None, "100", "200"] * 2
 
         async def on_a_loop() -> list[str]:
             same = await AsyncSandbox.connect("i0", client=AsyncClient(stub.url))

@@ -56,7 +56,7 @@ def test_a_command_may_read_its_input_as_slowly_as_its_own_time_allows(server: S
     heard = Event()
 
     def tell(text: str) -> None:
-        # It is told while there is input left that does not fit, and reads it after the client's own time.
+        # Output arrives while input is still to be written; the command reads it after the client's own timeout.
         heard.set()
         sandbox.files.write("go", "")
 
@@ -65,7 +65,7 @@ def test_a_command_may_read_its_input_as_slowly_as_its_own_time_allows(server: S
     with Client(server.url, server.key, timeout=5) as client, Sandbox.create(client=client) as sandbox:
         result = sandbox.commands.run(script, stdin=b"x" * LARGE, timeout=60, on_stdout=tell)
         assert heard.is_set() and result.stdout.split() == ["begun", str(LARGE)]
-        # Nobody is left with a command whose input cannot be given.
+        # A command whose input cannot be written is killed.
         with pytest.raises(errors.DeadlineExceeded, match="giving input"):
             sandbox.commands.run("sleep 100", stdin=b"x" * LARGE, background=True)
         [left] = [one for one in sandbox.commands.list() if one.cmd == "sleep 100"]
@@ -100,16 +100,16 @@ def test_there_is_a_timeout_unless_it_is_none(sandbox: Sandbox, monkeypatch: pyt
 
 
 def test_listeners_are_told_at_once(sandbox: Sandbox) -> None:
-    told: list[str] = []
+    pieces: list[str] = []
 
     def tell(text: str) -> None:
-        told.append(text)
+        pieces.append(text)
         # It goes on when this was heard.
         sandbox.files.write("heard", "")
 
     script = "echo one; until [ -e heard ]; do sleep 0.01; done; echo two; echo three >&2"
-    result = sandbox.commands.run(script, on_stdout=tell, on_stderr=lambda text: told.append(f"err {text}"))
-    assert told[0] == "one\n" and sorted(told) == ["err three\n", "one\n", "two\n"]
+    result = sandbox.commands.run(script, on_stdout=tell, on_stderr=lambda text: pieces.append(f"err {text}"))
+    assert pieces[0] == "one\n" and sorted(pieces) == ["err three\n", "one\n", "two\n"]
     assert (result.stdout, result.stderr) == ("one\ntwo\n", "three\n")
 
 
@@ -177,13 +177,13 @@ def test_the_same_names_work_on_an_event_loop(client: Client, line: str) -> None
             async with await AsyncSandbox.create(client=server) as sandbox:
                 results = await asyncio.gather(*(sandbox.commands.run(f"echo {n}") for n in range(10)))
                 assert [result.stdout for result in results] == [f"{n}\n" for n in range(10)]
-                told: list[str] = []
+                pieces: list[str] = []
 
                 async def tell(text: str) -> None:
-                    told.append(text)
+                    pieces.append(text)
 
-                await sandbox.commands.run("echo told", on_stdout=tell)
-                assert told == ["told\n"]
+                await sandbox.commands.run("echo hello", on_stdout=tell)
+                assert pieces == ["hello\n"]
                 handle = await sandbox.commands.run("cat", background=True, stdin="in")
                 assert [piece.text async for piece in handle] == ["in"]
                 assert (await handle.wait()).ok

@@ -45,15 +45,15 @@ def test_a_file_is_written_read_and_changed(sandbox: Sandbox) -> None:
 
 
 def test_progress_is_told(sandbox: Sandbox, line: str) -> None:
-    told: list[Progress] = []
-    sandbox.files.write("large", b"x" * 1_000_000, progress=told.append)
-    assert told[-1] == Progress(1_000_000, 1_000_000)
+    reports: list[Progress] = []
+    sandbox.files.write("large", b"x" * 1_000_000, progress=reports.append)
+    assert reports[-1] == Progress(1_000_000, 1_000_000)
     # What is sent again is counted again; what is read goes on.
-    assert line == "bad" or [one.done for one in told] == sorted(one.done for one in told)
-    told.clear()
-    assert sandbox.files.read("large", progress=told.append) == "x" * 1_000_000
-    assert told[-1] == Progress(1_000_000, 1_000_000)
-    assert [one.done for one in told] == sorted(one.done for one in told)
+    assert line == "bad" or [one.done for one in reports] == sorted(one.done for one in reports)
+    reports.clear()
+    assert sandbox.files.read("large", progress=reports.append) == "x" * 1_000_000
+    assert reports[-1] == Progress(1_000_000, 1_000_000)
+    assert [one.done for one in reports] == sorted(one.done for one in reports)
 
 
 def test_a_large_file_goes_on_where_it_broke_off(server: Server) -> None:
@@ -93,10 +93,10 @@ def test_what_is_wrong_with_a_path_is_told(sandbox: Sandbox) -> None:
     with pytest.raises(errors.PermissionDenied):
         sandbox.files.write("/etc/new", "")
     sandbox.files.write("there", "")
-    with pytest.raises(errors.FileExists) as told:
+    with pytest.raises(errors.FileExists) as raised:
         sandbox.files.rename("/etc/hostname", "/home/user/there", user="root")
-    assert (told.value.code, told.value.category, told.value.status) == ("FILE_EXISTS", "conflict", 409)
-    assert told.value.request_id and told.value.request_id.startswith("req_")
+    assert (raised.value.code, raised.value.category, raised.value.status) == ("FILE_EXISTS", "conflict", 409)
+    assert raised.value.request_id and raised.value.request_id.startswith("req_")
     with pytest.raises(NotADirectoryError, match="of this machine"):
         sandbox.files.upload_dir("/no/such")
 
@@ -116,7 +116,7 @@ def test_a_link_needs_no_key(sandbox: Sandbox) -> None:
 
 def test_a_watch_tells_what_happens(sandbox: Sandbox, line: str) -> None:
     sandbox.files.make_dir("watched")
-    # Over a bad line some may be missing, and that is told.
+    # Over a bad line some may be missing, which `overflow` reports.
     missing = [FileEvent(type="overflow")] if line == "bad" else []
     with sandbox.files.watch("watched", recursive=True) as watch:
         sandbox.files.make_dir("watched/below")
@@ -141,10 +141,10 @@ def test_directories_go_in_and_come_out_the_same(sandbox: Sandbox, tmp_path: Pat
     (top / "program").chmod(0o755)
     (top / "empty").touch()
     (top / "sub" / "link").symlink_to("../program")
-    told: list[Progress] = []
-    done = sandbox.files.upload_dir(top, "up", progress=told.append)
+    reports: list[Progress] = []
+    done = sandbox.files.upload_dir(top, "up", progress=reports.append)
     assert (done.entries, done.skipped) == (6, 0)
-    assert told[-1].total and abs(told[-1].done - told[-1].total) < 5000
+    assert reports[-1].total and abs(reports[-1].done - reports[-1].total) < 5000
     assert sandbox.commands.run("up/sub/link && readlink up/sub/link").stdout == "../program\n"
     assert sandbox.files.download_dir("up", tmp_path / "down") == []
 

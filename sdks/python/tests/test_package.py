@@ -52,9 +52,9 @@ def test_the_wheel_has_all_of_it_and_can_be_installed(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    told = run("-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); {run_path(program)}")
-    assert told == "0.1.0 http://host 4 AsyncTools Tools\n"
-    # Whoever uses it gets its types.
+    output = run("-I", "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); {run_path(program)}")
+    assert output == "0.1.0 http://host 4 AsyncTools Tools\n"
+    # Users of the package get its types.
     cache = f"--cache-dir={tmp_path / 'mypy'}"
     run("-m", "mypy", "--strict", cache, "--config-file=", program, env=environment, cwd=tmp_path)
 
@@ -71,8 +71,8 @@ def test_whatever_is_public_says_what_it_is() -> None:
 
     with pytest.raises(ValueError, match=r"Silent\.silent has no docstring"):
         generate.described(Silent)
-    told = "".join(generate.described(CommandResult))
-    assert "commandresult.ok: bool" in told and "commandresult.check()" in told
+    output = "".join(generate.described(CommandResult))
+    assert "commandresult.ok: bool" in output and "commandresult.check()" in output
 
 
 def run_path(program: Path) -> str:

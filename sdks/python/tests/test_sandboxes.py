@@ -1,4 +1,4 @@
-"""Lives of sandboxes, and what is told when something is wrong."""
+"""Lifecycles of sandboxes, and error messages."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_a_sandbox_ends_with_its_block_unless_it_was_only_found(client: Client, 
         assert sandbox.pause().state == "paused"
         assert sandbox.resume(60).state == "running"
         assert sandbox.stop().state == "stopped"
-        with pytest.raises(errors.SandboxStopped) as told:
+        with pytest.raises(errors.SandboxStopped) as raised:
             sandbox.commands.run("true")
-        assert told.value.remedy == "call start() of the sandbox first"
+        assert raised.value.remedy == "call start() of the sandbox first"
         assert sandbox.start().state == "running"
         assert sandbox.set_timeout(0).end_at is None
         assert sandbox.metrics()[-1].pids > 0
@@ -163,11 +163,11 @@ def test_every_code_of_the_api_has_its_class() -> None:
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), again.__dict__) == (type(error), error.__dict__)
     # Its remedy is about the API, and only where the server has one.
-    told = {"error": "what", "code": "SANDBOX_NOT_FOUND", "remedy": "GET /sandboxes lists yours"}
-    assert errors.from_answer(404, told, None).remedy == "Sandbox.list() lists yours"
-    assert errors.from_answer(404, told | {"remedy": None}, None).remedy is None
-    assert errors.from_answer(409, told | {"code": "CONFLICT"}, None).remedy is None
-    assert errors.from_answer(409, told | {"code": "CONFLICT", "remedy": "wait"}, None).remedy == "wait"
+    body = {"error": "what", "code": "SANDBOX_NOT_FOUND", "remedy": "GET /sandboxes lists yours"}
+    assert errors.from_answer(404, body, None).remedy == "Sandbox.list() lists yours"
+    assert errors.from_answer(404, body | {"remedy": None}, None).remedy is None
+    assert errors.from_answer(409, body | {"code": "CONFLICT"}, None).remedy is None
+    assert errors.from_answer(409, body | {"code": "CONFLICT", "remedy": "wait"}, None).remedy == "wait"
     assert set(errors._REMEDIES) < set(codes)
     unknown = errors.from_answer(418, {"error": "new", "code": "NEW_CODE", "category": "quota"}, None)
     assert (type(unknown), unknown.code, str(unknown)) == (errors.AtollError, "NEW_CODE", "new")
@@ -185,7 +185,7 @@ def test_remedies_are_in_words_of_the_sdk() -> None:
         assert remedy is None or not http.search(remedy), (sample, remedy)
         # Only a body that no call of the SDK sends has nothing to say.
         assert remedy or sample["details"].get("field") == "body", sample
-    told = {remedy for (code, _), remedy in remedies.items() if code == "INVALID_REQUEST"}
+    expected = {remedy for (code, _), remedy in remedies.items() if code == "INVALID_REQUEST"}
     for remedy in (
         "give an integer as timeout",
         "give an integer of at least 0 as memory_mb",
@@ -194,20 +194,20 @@ def test_remedies_are_in_words_of_the_sdk() -> None:
         "see the reference of this SDK for cpu_count",
         "leave out tiemout: the server's version may be older than this SDK",
     ):
-        assert remedy in told, told
+        assert remedy in expected, expected
 
 
 def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(errors.Unauthenticated) as told:
+    with pytest.raises(errors.Unauthenticated) as raised:
         Sandbox.list(client=Client(server.url))
-    assert told.value.remedy and "ATOLL_API_KEY" in told.value.remedy and "X-API-Key" not in told.value.remedy
-    assert type(told.value) is errors.MissingApiKey
-    with pytest.raises(errors.Unauthenticated) as told:
+    assert raised.value.remedy and "ATOLL_API_KEY" in raised.value.remedy and "X-API-Key" not in raised.value.remedy
+    assert type(raised.value) is errors.MissingApiKey
+    with pytest.raises(errors.Unauthenticated) as raised:
         Sandbox.list(client=Client(server.url, "atl_" + "0" * 64))
-    assert type(told.value) is errors.InvalidApiKey and told.value.status == 401
-    assert told.value.remedy and "ATOLL_API_KEY" in told.value.remedy and "X-API-Key" not in told.value.remedy
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
+    assert type(raised.value) is errors.InvalidApiKey and raised.value.status == 401
+    assert raised.value.remedy and "ATOLL_API_KEY" in raised.value.remedy and "X-API-Key" not in raised.value.remedy
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
     with pytest.raises(errors.ConnectionFailed, match=f"no server answers at http://127.0.0.1:{port}") as refused:
         Sandbox.list(client=Client(f"http://127.0.0.1:{port}"))
     assert "atoll serve" in str(refused.value) and isinstance(refused.value, ConnectionError)
@@ -251,9 +251,9 @@ def test_somebody_else_who_answers_is_noticed() -> None:
 def test_a_server_that_says_nothing_is_not_waited_for_without_end() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
-        with pytest.raises(errors.DeadlineExceeded, match=r"listing sandboxes took longer than 0\.2 s") as told:
+        with pytest.raises(errors.DeadlineExceeded, match=r"listing sandboxes took longer than 0\.2 s") as raised:
             Sandbox.list(client=client)
-        assert isinstance(told.value, TimeoutError)
+        assert isinstance(raised.value, TimeoutError)
 
 
 def test_the_server_is_found_where_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,9 +282,9 @@ def test_the_server_is_found_where_it_is_said(tmp_path: Path, monkeypatch: pytes
 
 def test_a_socket_of_this_machine_leads_to_the_server_too(server: Server) -> None:
     url = f"unix://{server.data}/run/api.sock"
-    # Whoever may open it needs no key.
+    # A Unix socket needs no key.
     with Client(url) as client, Sandbox.create(client=client) as sandbox:
-        assert sandbox.commands.run("echo told", on_stdout=len).stdout == "told\n"
+        assert sandbox.commands.run("echo hello", on_stdout=len).stdout == "hello\n"
         terminal = sandbox.pty.create(shell="/bin/sh")
         terminal.send("echo =$((6*7))=; exit\n")
         assert b"=42=" in b"".join(terminal)

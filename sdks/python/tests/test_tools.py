@@ -22,10 +22,10 @@ CASES = json.loads((ROOT.parent / "tools.cases.json").read_text())
 def test_each_tool_does_what_it_says_and_tells_what_is_wrong(sandbox: Sandbox) -> None:
     tools = Tools(sandbox)
     for case in CASES:
-        told = tools.call(case["name"], case["arguments"])
-        assert told == case.get("result", told), case
-        assert case.get("part", "") in told, (case, told)
-        assert len(told) == case.get("length", len(told)), case
+        output = tools.call(case["name"], case["arguments"])
+        assert output == case.get("result", output), case
+        assert case.get("part", "") in output, (case, output)
+        assert len(output) == case.get("length", len(output)), case
 
 
 def test_what_is_wrong_with_the_server_is_not_the_models_affair(client: Client) -> None:
@@ -42,7 +42,7 @@ def test_the_tools_are_those_of_every_sdk() -> None:
     assert json.loads((ROOT.parent / "tools.json").read_text())["schemas"] == SCHEMAS
     assert [one["function"] for one in Tools.openai()] == SCHEMAS
     assert Tools.anthropic() == AsyncTools.anthropic()
-    # Whoever changes what it was told changes nothing for others.
+    # The caller may change the schemas without an effect on other callers.
     Tools.openai()[0]["function"]["parameters"]["required"].clear()
     assert SCHEMAS[0]["parameters"]["required"] == ["path"]
 

@@ -159,17 +159,17 @@ class Stalling(httpx.SyncByteStream):
 
 def test_a_read_that_runs_into_its_deadline_is_continued_by_the_next() -> None:
     body = Stalling()
-    asked: list[httpx.Request] = []
+    requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
+        requests.append(request)
         return httpx.Response(200, stream=body)
 
     # A transport without sockets.
     client = Client("http://host/prefix", "key", http_client=httpx.Client(transport=httpx.MockTransport(answer)))
     stream = client.open(Call("GET", "/x", "reading", {"path": "a b/ü", "none": None}), monotonic() + 60)
-    assert str(asked[0].url) == "http://host/prefix/x?path=a%20b/%C3%BC"
-    assert asked[0].headers["x-api-key"] == "key" and asked[0].headers["accept-encoding"] == "identity"
+    assert str(requests[0].url) == "http://host/prefix/x?path=a%20b/%C3%BC"
+    assert requests[0].headers["x-api-key"] == "key" and requests[0].headers["accept-encoding"] == "identity"
     assert stream.read(monotonic() + 60) == b"one"
     for _ in range(2):
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-// Writes the examples of README.md below tests/examples, each with what it must print: comments behind or below its `console.log`s.
+// Writes the examples of README.md to tests/examples, each with its expected output: the comments after or below its `console.log` calls.
 import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 
 const here = new URL("..", import.meta.url);

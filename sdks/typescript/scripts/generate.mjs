@@ -1,11 +1,11 @@
-// Writes src/generated from the API's description: the types of what crosses the wire, and an error class for each
-// code; and from sdks/tools.json the tools for models. `--check` writes nothing and says whether what is committed is current.
+// Writes src/generated from the API's description: the types of requests and responses, and an error class for each
+// code; and the function-calling tools from sdks/tools.json. `--check` writes nothing and fails if a committed file is out of date.
 import { readFileSync, writeFileSync } from "node:fs";
 
 const here = new URL("..", import.meta.url);
 const api = JSON.parse(readFileSync(new URL("../../openapi/v1.json", here), "utf8"));
 const meanings = readFileSync(new URL("../../docs/reference/errors.md", here), "utf8");
-const notice = (from) => `// Made from ${from} by scripts/generate.mjs: do not change it here.\n`;
+const notice = (from) => `// Generated from ${from} by scripts/generate.mjs: do not change it here.\n`;
 
 const comment = (text, indent) => (text ? `${indent}/** ${text.replaceAll("*/", "* /").replace(/\s+/g, " ")} */\n` : "");
 

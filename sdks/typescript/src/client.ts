@@ -182,7 +182,7 @@ export class Client {
 
     /**
      * Server-sent events of a route. A broken stream is opened again `after` the last event that had an id; `resumed` is
-     * called then. The generator never ends by itself: the caller stops reading at the last event.
+     * called then. The generator does not end by itself: the caller stops reading at the last event.
      */
     async *events(
         path: string,

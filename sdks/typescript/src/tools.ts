@@ -172,6 +172,6 @@ export async function callTool(sandbox: Sandbox, call: ToolCall): Promise<string
 
 /** Whether an error is a mistake of the model, rather than one of the server or the sandbox. */
 function isModelError({ code, category }: AtollError): boolean {
-    const { categories, codes, never } = tools.told as Record<"categories" | "codes" | "never", readonly string[]>;
+    const { categories, codes, never } = tools.returnedErrors as Record<"categories" | "codes" | "never", readonly string[]>;
     return (categories.includes(category) || codes.includes(code)) && !never.includes(code);
 }

@@ -25,9 +25,9 @@ export async function check(at: ConnectionOptions): Promise<string> {
     const done: CommandResult = await sb.commands.run("echo from a page; exit 3");
     same([done.exitCode, done.stdout], [3, "from a page\n"]);
 
-    const told: string[] = [];
-    await sb.commands.run("seq 3000", { onStdout: (text) => told.push(text) });
-    same(told.join("").length, 13893);
+    const pieces: string[] = [];
+    await sb.commands.run("seq 3000", { onStdout: (text) => pieces.push(text) });
+    same(pieces.join("").length, 13893);
     const handle = await sb.commands.run("cat", { background: true, openStdin: true });
     await handle.sendStdin("typed");
     await handle.closeStdin();

@@ -1,4 +1,4 @@
-/** What must hold over a good line and over a bad one. Each gets a sandbox of the server that it is told. */
+/** Checks for a good and a bad connection. Each gets a sandbox of the given server. */
 
 import assert from "node:assert/strict";
 import { mkdirSync, mkdtempSync, readFileSync, readlinkSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
@@ -43,33 +43,33 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
         await assert.rejects(handle.sendStdin("more"), StdinClosedError);
     },
 
-    async "output is told as it comes, whole characters at a time"(sb) {
-        const told: string[] = [];
+    async "output arrives as it is written, in whole characters"(sb) {
+        const pieces: string[] = [];
         // The two bytes of the é come apart: the second when it is known that the first has come.
         const script = "printf 'a\\303'; until [ -e heard ]; do sleep 0.01; done; printf '\\251\\n'; echo e >&2; printf '\\377'";
         const onStdout = (text: string) => {
-            told.push(text);
+            pieces.push(text);
             if (text === "a") {
                 void sb.files.write("heard", "");
             }
         };
-        const done = await sb.commands.run(script, { onStdout, onStderr: (text) => told.push(`!${text}`) });
+        const done = await sb.commands.run(script, { onStdout, onStderr: (text) => pieces.push(`!${text}`) });
         assert.equal(done.stdout, "aé\n\ufffd");
         assert.equal(done.stderr, "e\n");
-        assert.ok(told.join("").includes("é"), told.join("|"));
+        assert.ok(pieces.join("").includes("é"), pieces.join("|"));
     },
 
     async "a wait that is given up loses nothing, and listeners hear everything once"(sb) {
-        const told: string[] = [];
+        const pieces: string[] = [];
         const script = "echo one; until [ -e go1 ]; do sleep 0.01; done; echo two; until [ -e go2 ]; do sleep 0.01; done; printf 'three\\303'; exit 6";
-        const handle = await sb.commands.run(script, { background: true, onStdout: (text) => told.push(text) });
-        await until(() => told.join("") === "one\n");
+        const handle = await sb.commands.run(script, { background: true, onStdout: (text) => pieces.push(text) });
+        await until(() => pieces.join("") === "one\n");
         await assert.rejects(handle.wait({ timeout: 0.05 }), TimeoutError);
-        // Nobody waits, and it is told on.
+        // Listeners are called although no call waits.
         await sb.files.write("go1", "");
-        await until(() => told.join("") === "one\ntwo\n");
+        await until(() => pieces.join("") === "one\ntwo\n");
         await assert.rejects(handle.wait({ timeout: 0.05 }), TimeoutError);
-        // Another one who has nobody to tell waits twice.
+        // Another handle without listeners waits twice.
         const other = await sb.commands.connect(handle.execID);
         await assert.rejects(other.wait({ timeout: 0.3 }), TimeoutError);
         handle.disconnect();
@@ -79,10 +79,10 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
             assert.deepEqual([first.exitCode, first.stdout], [6, "one\ntwo\nthree\ufffd"]);
             assert.deepEqual([again, await one.wait()], [first, first]);
         }
-        assert.equal(told.join(""), "one\ntwo\nthree\ufffd");
+        assert.equal(pieces.join(""), "one\ntwo\nthree\ufffd");
     },
 
-    async "a command in the background is followed from any position, by anybody"(sb) {
+    async "a command in the background is followed from any position, by any client"(sb) {
         const handle = await sb.commands.run("seq 20000; seq 20000 >&2; exit 7", { background: true });
         const expected = Array.from({ length: 20000 }, (_, index) => `${index + 1}\n`).join("");
         const text = { stdout: "", stderr: "" };
@@ -137,7 +137,7 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
         assert.equal(await sb.files.exists("d/moved"), false);
     },
 
-    async "what is wrong with a path is told by its class"(sb) {
+    async "an error of a path has its own class"(sb) {
         await sb.files.makeDir("wrong");
         await assert.rejects(sb.files.read("wrong"), (error: AtollError) => {
             assert.ok(error instanceof NotAFileError && error instanceof AtollError);
@@ -186,7 +186,7 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
         await using watch = await sb.files.watch("watched", { recursive: true });
         await sb.commands.run("echo x > watched/made");
         for await (const event of watch) {
-            // Over a bad line some may be missing, and that is told.
+            // Over a bad line some may be missing, which `overflow` reports.
             if (event.type === "overflow" || (event.type === "write" && event.path === "made")) {
                 break;
             }
@@ -196,7 +196,7 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
 
     async "a terminal shows what is typed, and is joined again"(sb) {
         const terminal = await sb.pty.create({ cols: 100, rows: 30, shell: "/bin/sh" });
-        // One, however often it had to be asked for.
+        // Only one, despite retries.
         assert.deepEqual((await sb.pty.list()).map((one) => one.ptyID), [terminal.ptyID]);
         let seen = "";
         const reading = (async () => {
@@ -245,12 +245,12 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
         const page = await insist(async () => await (await fetch(`http://127.0.0.1:${forward.port}/`)).text());
         assert.equal(page, "from inside");
         await assert.rejects(sb.forward(0), { code: "INVALID_REQUEST" });
-        await using nobody = await sb.forward(9);
-        assert.equal(nobody.lastError, undefined);
-        // Over a bad line it may be the line that is told of first.
+        await using unused = await sb.forward(9);
+        assert.equal(unused.lastError, undefined);
+        // Over a bad line the connection may be the first error.
         await until(async () => {
-            await assert.rejects(fetch(`http://127.0.0.1:${nobody.port}/`));
-            return /ports\/9\/tunnel|port 9/.test(String(nobody.lastError));
+            await assert.rejects(fetch(`http://127.0.0.1:${unused.port}/`));
+            return /ports\/9\/tunnel|port 9/.test(String(unused.lastError));
         });
     },
 
@@ -275,7 +275,7 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
     },
 };
 
-/** Whoever has a connection of their own through a bad line makes another. */
+/** Reopens a connection of its own through a bad line. */
 async function insist<T>(work: () => Promise<T>): Promise<T> {
     for (;;) {
         try {

@@ -58,7 +58,7 @@ test("a sandbox that was made is deleted at the end, one that was connected to i
 });
 
 test("a list has all pages", async () => {
-    const asked: (string | null)[] = [];
+    const requested: (string | null)[] = [];
     const rows = Array.from({ length: 250 }, (_, number) => ({ sandboxID: `i${number}`, execID: `e${number}`, ptyID: `p${number}` }));
     let answer = (first: number): string => JSON.stringify(first < 0 ? rows[0] : rows.slice(first, first + 100));
     const pages = createServer((request, response) => {
@@ -66,7 +66,7 @@ test("a list has all pages", async () => {
         // A sandbox is looked for before its commands are.
         const first = pathname.endsWith("/i0") ? -1 : Number(query.get("cursor") ?? 0);
         if (first >= 0) {
-            asked.push(query.get("cursor"));
+            requested.push(query.get("cursor"));
         }
         response.writeHead(200, first >= 0 && first + 100 < rows.length ? { "x-next-cursor": String(first + 100) } : {});
         response.end(answer(first));
@@ -81,7 +81,7 @@ test("a list has all pages", async () => {
     const sb = await Sandbox.connect("i0", at);
     assert.deepEqual((await sb.commands.list()).map(({ execID }) => execID), rows.map(({ execID }) => execID));
     assert.deepEqual((await sb.pty.list()).map(({ ptyID }) => ptyID), rows.map(({ ptyID }) => ptyID));
-    assert.deepEqual(asked, [1, 2, 3].flatMap(() => [null, "100", "200"]));
+    assert.deepEqual(requested, [1, 2, 3].flatMap(() => [null, "100", "200"]));
     answer = () => "<html>";
     await assert.rejects(sb.commands.list(), { code: "UNEXPECTED_ANSWER" });
     pages.close();
@@ -94,7 +94,7 @@ test("only a server that was there is waited for behind a proxy", async () => {
     const client = new Client({ url: `http://127.0.0.1:${(proxy.address() as AddressInfo).port}`, reconnect: 5 });
     await assert.rejects(client.json("GET", "/sandboxes", { repeat: "never" }), { code: "UNEXPECTED_ANSWER", status: 502 });
     assert.deepEqual(await client.json("GET", "/sandboxes"), []);
-    // Three times nobody is there, and then somebody is again.
+    // The server is unreachable three times, and then responds again.
     assert.deepEqual(await client.json("GET", "/sandboxes"), []);
     assert.deepEqual(answers, []);
     const begin = Date.now();
@@ -131,7 +131,7 @@ test("remedies are in words of the SDK", () => {
     }
 });
 
-test("a wrong key, template, field or address is told by name", async () => {
+test("the error of a wrong key, template, field or address names it", async () => {
     const { url } = server.at;
     await assert.rejects(Sandbox.create({ url }), (error: AtollError) => {
         assert.ok(error instanceof UnauthenticatedError && error instanceof MissingApiKeyError, String(error));
@@ -171,7 +171,7 @@ test("time-outs say what timed out, and a call can be given up", async () => {
     });
     const signal = AbortSignal.timeout(100);
     await assert.rejects(sb.commands.run("sleep 100", { signal }), { name: "TimeoutError" });
-    // Whoever waits for a stream can go as well.
+    // The caller can also abort a stream.
     await assert.rejects(handle.wait({ signal: AbortSignal.abort(new Error("enough")) }), /enough/);
 });
 
@@ -208,22 +208,22 @@ test("what was done is not done again when the answer gets lost", async () => {
     await until(async () => await direct.files.exists("three"));
 });
 
-test("a model's calls do what they say, and are told what is wrong, as in every SDK", async () => {
+test("tool calls and their mistakes have the same results in every SDK", async () => {
     await using sb = await Sandbox.create(server.at);
     const cases = JSON.parse(readFileSync(new URL("../../../tools.cases.json", import.meta.url), "utf8"));
     assert.ok(cases.length > 20);
     for (const { name, arguments: given, result, part, length } of cases) {
-        const told = await callTool(sb, { name, arguments: given });
-        assert.equal(told, result ?? told, JSON.stringify(given));
-        assert.ok(told.includes(part ?? ""), told);
-        assert.equal([...told].length, length ?? [...told].length);
+        const output = await callTool(sb, { name, arguments: given });
+        assert.equal(output, result ?? output, JSON.stringify(given));
+        assert.ok(output.includes(part ?? ""), output);
+        assert.equal([...output].length, length ?? [...output].length);
     }
     // What is wrong with the sandbox is not the model's affair.
     await sb.stop();
     await assert.rejects(callTool(sb, { name: "bash", arguments: { command: "true" } }), { code: "SANDBOX_STOPPED" });
 });
 
-test("what is no Atoll server, and codes that are not known, are told of", async () => {
+test("other servers and unknown codes have errors", async () => {
     let body = "<html>";
     let status = 404;
     const other = createServer((_, response) => response.writeHead(status).end(body));

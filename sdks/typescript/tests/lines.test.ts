@@ -81,7 +81,7 @@ test("an iteration goes on across kills of the server", async () => {
     assert.equal((await waited).stdout, "waited for\n");
 });
 
-/** A WebSocket as those of the web are: it tells of no pings, and cannot be told to wait. */
+/** A WebSocket like that of browsers: it does not report pings and cannot be paused. */
 class Plain {
     readonly #socket: WebSocket;
 

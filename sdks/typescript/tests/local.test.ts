@@ -75,12 +75,12 @@ test("a call that is given up leaves no timer behind", async () => {
         const client = new Client({ url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, requestTimeout: 0 });
         const before = timers();
         const controller = new AbortController();
-        const asked = client.json("GET", "/health", { signal: controller.signal });
+        const pending = client.json("GET", "/health", { signal: controller.signal });
         while (timers() === before) {
             await new Promise((done) => setImmediate(done));
         }
         controller.abort(new Error("enough"));
-        await assert.rejects(asked, /enough/);
+        await assert.rejects(pending, /enough/);
         // Connections that are kept have timers of their own.
         server.closeAllConnections();
         for (let tries = 0; timers() > before; tries++) {
@@ -234,7 +234,7 @@ test("the tools are those of every SDK", () => {
     assert.deepEqual(toolSchemas("function").map((one) => one.function), schemas);
 });
 
-test("tools are told in both forms", () => {
+test("tool schemas exist in both forms", () => {
     const names = ["read_file", "write_file", "execute_code", "bash"];
     const functions = toolSchemas("function");
     assert.deepEqual(functions.map((one) => one.function.name), names);

@@ -15,9 +15,9 @@ import { type CommandResult, Sandbox, callTool, toolSchemas } from "atoll-sdk";
 
 export async function main(): Promise<CommandResult> {
     await using sb = await Sandbox.create({ url: "http://127.0.0.1:1", timeout: 300 });
-    const told: string = await callTool(sb, { name: "bash", arguments: { command: "true" } });
+    const output: string = await callTool(sb, { name: "bash", arguments: { command: "true" } });
     for await (const event of await sb.commands.run("true", { background: true })) {
-        console.log(event.type, told);
+        console.log(event.type, output);
     }
     // @ts-expect-error: there is no such option.
     return await sb.commands.run("true", { no: "such" });

@@ -12,7 +12,7 @@ import { type ConnectionOptions, Sandbox } from "../src/node.js";
 
 const binary = process.env.ATOLL_BIN;
 
-/** A free port that the kernel gives to nobody by itself: it is free still when a server is started again. */
+/** A free port outside the ephemeral range: it is still free when a server is restarted. */
 async function lastingPort(): Promise<number> {
     for (;;) {
         const port = randomInt(20_000, 32_000);

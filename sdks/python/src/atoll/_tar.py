@@ -78,7 +78,7 @@ def pack(top: Path) -> Iterator[bytes]:
 
 
 def _exactly(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """As many bytes as the header of the entry says, even if the file grows meanwhile."""
+    """Yields as many bytes as the header of the entry specifies, even if the file grows in the meantime."""
     while size:
         piece = file.read(min(size, _PIECE))
         if not piece:
@@ -88,14 +88,14 @@ def _exactly(file: IO[bytes], size: int) -> Iterator[bytes]:
 
 
 def archive_file(local: str | Path) -> IO[bytes]:
-    """A file without a name for an archive, on the file system it will be unpacked to."""
+    """An unnamed temporary file for an archive, on the file system to unpack to."""
     top = Path(local)
     top.mkdir(parents=True, exist_ok=True)
     return TemporaryFile(dir=top)
 
 
 def unpack(archive: IO[bytes], local: str | Path) -> list[str]:
-    """Unpacks an archive below a directory. Returns the names of the entries that it left out."""
+    """Unpacks an archive below a directory. Returns the names of the skipped entries."""
     top = Path(local)
     skipped: list[str] = []
     links: list[tuple[Path, tarfile.TarInfo]] = []
@@ -136,7 +136,7 @@ def _write(tar: tarfile.TarFile, entry: tarfile.TarInfo, path: Path) -> None:
 
 
 def _place(top: Path, name: str) -> Path | None:
-    """Where an entry goes: below the top, in directories that are created, and through no link."""
+    """The local path of an entry. Creates its parent directories and refuses paths through links."""
     parts = [part for part in PurePosixPath(name).parts if part != "."]
     if PurePosixPath(name).is_absolute() or ".." in parts or "\0" in name:
         return None
@@ -153,8 +153,8 @@ def _place(top: Path, name: str) -> Path | None:
 
 
 def _link(top: Path, path: Path, entry: tarfile.TarInfo) -> str | None:
-    """Creates a link, or returns its name if it would lead out. `..` is allowed only at the beginning of a target:
-    any other could lead out by way of another link."""
+    """Creates a link, or returns its name if it would point outside. `..` is allowed only at the beginning of a target:
+    any other could point outside through another link."""
     below, target = path.relative_to(top), entry.linkname
     parts = PurePosixPath(target).parts
     up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))

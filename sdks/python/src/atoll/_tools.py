@@ -64,7 +64,7 @@ def _fits(key: str, value: object, wanted: Mapping[str, Any]) -> None:
 
 def is_model_error(error: AtollError) -> bool:
     """Whether an error is a mistake of the model, rather than one of the server or the sandbox."""
-    returned = TOOLS["told"]
+    returned = TOOLS["returnedErrors"]
     known = error.category in returned["categories"] or error.code in returned["codes"]
     return known and error.code not in returned["never"]
 

@@ -10,7 +10,7 @@ TOOLS: dict[str, Any] = json.loads(r"""
     "javascript": ["node", "-"],
     "bash": ["bash", "-s"]
   },
-  "told": {
+  "returnedErrors": {
     "categories": ["validation", "not_found", "conflict"],
     "codes": ["PERMISSION_DENIED", "QUOTA_EXCEEDED", "DISK_FULL"],
     "never": ["SANDBOX_NOT_FOUND", "SANDBOX_STOPPED", "SANDBOX_PAUSED", "SANDBOX_FAILED"]

@@ -1,4 +1,4 @@
-// Made from openapi/v1.json by scripts/generate.mjs: do not change it here.
+// Generated from openapi/v1.json by scripts/generate.mjs: do not change it here.
 
 /** The permissions that apply. */
 export type Authority = "user" | "root";

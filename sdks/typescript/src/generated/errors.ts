@@ -1,4 +1,4 @@
-// Made from openapi/v1.json and docs/reference/errors.md by scripts/generate.mjs: do not change it here.
+// Generated from openapi/v1.json and docs/reference/errors.md by scripts/generate.mjs: do not change it here.
 
 import { AtollError, UnauthenticatedError } from "../error.js";
 

@@ -1,4 +1,4 @@
-// Made from sdks/tools.json by scripts/generate.mjs: do not change it here.
+// Generated from sdks/tools.json by scripts/generate.mjs: do not change it here.
 
 export const tools = {
     "longest": 30000,
@@ -16,7 +16,7 @@ export const tools = {
             "-s"
         ]
     },
-    "told": {
+    "returnedErrors": {
         "categories": [
             "validation",
             "not_found",
