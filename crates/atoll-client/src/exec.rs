@@ -30,7 +30,7 @@ pub struct Exec<'a> {
     pub id: String,
     position: u64,
     socket: Option<Socket>,
-    patience: RetryPolicy,
+    retry: RetryPolicy,
 }
 
 /// Result of a command.
@@ -88,7 +88,7 @@ impl<'a> Exec<'a> {
             id: id.to_owned(),
             position: 0,
             socket: None,
-            patience: RetryPolicy::new(true),
+            retry: RetryPolicy::new(true),
         })
     }
 
@@ -100,13 +100,13 @@ impl<'a> Exec<'a> {
                 let output = query(&format!("{}/output", self.path), &[("after", &after)]);
                 match self.client.socket(&output).await {
                     Ok(socket) => self.socket = Some(socket),
-                    Err(failure) => self.patience.after(self.client, failure).await?,
+                    Err(failure) => self.retry.after(self.client, failure).await?,
                 }
                 continue;
             };
             match socket.next().await {
                 Ok(Frame::Bytes(frame)) => {
-                    self.patience.reset();
+                    self.retry.reset();
                     if let Some(said) = self.frame(&frame)? {
                         return Ok(said);
                     }
@@ -126,7 +126,7 @@ impl<'a> Exec<'a> {
                 }
                 Err(failure) => {
                     self.socket = None;
-                    self.patience.after(self.client, failure).await?;
+                    self.retry.after(self.client, failure).await?;
                 }
             }
         }

@@ -152,18 +152,18 @@ impl Client {
 
     /// Sends a request with retries and returns the response with its body unread.
     pub async fn open(&self, request: &Request) -> Result<hyper::Response<Incoming>, Error> {
-        let mut patience = RetryPolicy::new(request.is_repeatable());
+        let mut retry = RetryPolicy::new(request.is_repeatable());
         loop {
             match self.send_once(request).await {
                 Ok(response) => return Ok(response),
-                Err(failure) => patience.after(self, failure).await?,
+                Err(failure) => retry.after(self, failure).await?,
             }
         }
     }
 
     /// Sends a request with retries and returns the complete response.
     pub async fn send_buffered(&self, request: &Request) -> Result<Response, Error> {
-        let mut patience = RetryPolicy::new(request.is_repeatable());
+        let mut retry = RetryPolicy::new(request.is_repeatable());
         loop {
             let exchange = async {
                 let (response, sender) = self.exchange(request, request.body()).await?;
@@ -173,14 +173,14 @@ impl Client {
                 Ok(answer) => return Ok(answer),
                 // An earlier attempt succeeded, but its response was lost.
                 Err(RequestError::Rejected(error))
-                    if patience.may_have_succeeded()
+                    if retry.may_have_succeeded()
                         && request.is_delete()
                         && matches!(error.code, Code::SandboxNotFound | Code::FileNotFound) =>
                 {
                     let (body, next) = (Bytes::new(), None);
                     return Ok(Response { body, next });
                 }
-                Err(failure) => patience.after(self, failure).await?,
+                Err(failure) => retry.after(self, failure).await?,
             }
         }
     }
@@ -251,11 +251,15 @@ impl Client {
     ) -> Result<(hyper::Response<Incoming>, SendRequest<Body>), RequestError> {
         let mut sender = self.sender().await?;
         let request_sent = request.build(&self.target, self.key.as_deref(), body)?;
-        let answered = timeout(request.patience(), sender.send_request(request_sent)).await;
+        let answered = timeout(
+            request.response_timeout(),
+            sender.send_request(request_sent),
+        )
+        .await;
         let response = match answered {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return Err(self.broken(&error)),
-            Err(_) => return Err(self.silent("to a request", request.patience())),
+            Err(_) => return Err(self.silent("to a request", request.response_timeout())),
         };
         self.has_connected.store(true, Ordering::Relaxed);
         let status = response.status();

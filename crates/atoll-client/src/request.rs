@@ -122,7 +122,7 @@ impl Request {
         self.method == Method::DELETE
     }
 
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn response_timeout(&self) -> Duration {
         self.deadline
     }
 

@@ -38,7 +38,7 @@ pub struct Events<'a> {
     resumes: bool,
     body: Option<BodyDataStream<Incoming>>,
     parser: Parser,
-    patience: RetryPolicy,
+    retry: RetryPolicy,
 }
 
 impl<'a> Events<'a> {
@@ -50,7 +50,7 @@ impl<'a> Events<'a> {
             resumes: true,
             body: None,
             parser: Parser::default(),
-            patience: RetryPolicy::new(true),
+            retry: RetryPolicy::new(true),
         }
     }
 
@@ -67,7 +67,7 @@ impl<'a> Events<'a> {
         loop {
             if let Some((id, event)) = self.parser.take() {
                 self.last = id.or(self.last.take());
-                self.patience.reset();
+                self.retry.reset();
                 match event.name.as_str() {
                     "ping" => continue,
                     "error" => {
@@ -93,13 +93,13 @@ impl<'a> Events<'a> {
                 Err(_) => self.client.silent("in a stream", SILENCE),
             };
             (self.body, self.parser) = (None, Parser::default());
-            self.patience.after(self.client, failure).await?;
+            self.retry.after(self.client, failure).await?;
         }
     }
 
     /// Opens or resumes the stream. Without event ids, events may be missing after a reconnect.
     async fn connect(&mut self) -> Result<Option<Event>, Error> {
-        let again = self.patience.is_retry() || self.last.is_some();
+        let again = self.retry.is_retry() || self.last.is_some();
         loop {
             let mut request = self.request.clone();
             if let Some(last) = &self.last {
@@ -115,7 +115,7 @@ impl<'a> Events<'a> {
                     return Ok(missed);
                 }
                 Err(failure @ RequestError::Rejected(_)) => return Err(failure.into()),
-                Err(failure) => self.patience.after(self.client, failure).await?,
+                Err(failure) => self.retry.after(self.client, failure).await?,
             }
         }
     }

@@ -190,7 +190,7 @@ impl<R: Read> Entries<R> {
             })
             .sum();
         match header.cksum() {
-            Ok(told) if told == sum => Ok(Some(header)),
+            Ok(stored) if stored == sum => Ok(Some(header)),
             _ => Err(bad(
                 "a header's check sum is wrong: it is damaged, or not a tar archive",
             )),

@@ -28,7 +28,7 @@ use crate::{Error, Step};
 pub use leaf::{End, Leaf};
 
 /// Time limit for processes to freeze or to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The parent of an instance's sandboxes.
 #[derive(Debug, Clone)]
@@ -465,7 +465,7 @@ fn wait_empty(path: &Path) -> Result<(), Error> {
 
 /// Waits until something is so, which takes a moment.
 fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(), Error> {
-    if poll_until(PATIENCE, is_so) {
+    if poll_until(WAIT_TIMEOUT, is_so) {
         return Ok(());
     }
     let busy = io::Error::from_raw_os_error(libc::EBUSY);
@@ -473,14 +473,14 @@ fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(),
 }
 
 /// Whether something is so before long.
-fn poll_until(patience: Duration, is_so: impl Fn() -> bool) -> bool {
+fn poll_until(timeout: Duration, is_so: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     // A poll on the kernel's files wakes at most once in 10 ms, so they are read again and again: the less often the longer
     // it takes, for the reader may stand in the way of those it waits for.
     const SHORTEST: Duration = Duration::from_micros(20);
     const LONGEST: Duration = Duration::from_millis(1);
     while !is_so() {
-        if begin.elapsed() > patience {
+        if begin.elapsed() > timeout {
             return false;
         }
         std::thread::sleep((begin.elapsed() / 2).clamp(SHORTEST, LONGEST));

@@ -1,6 +1,6 @@
 //! Claims on numbers that all instances of a host share.
 //!
-//! One file, one byte a number, locked by open file description: a claim lives as long as somebody
+//! One file, one byte a number, locked by open file description: a claim lasts as long as a process
 //! holds the description (a server, or its keeper after it) and vanishes with the last of them.
 //! Nothing is written into the file.
 

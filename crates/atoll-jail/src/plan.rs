@@ -1,4 +1,4 @@
-//! From what is asked for and what the host can do to what will be done: pure, so that every
+//! Plans a sandbox from a spec and the facts of the host: a pure function, so that every
 //! decision about isolation can be read in a snapshot and taken away one by one in a test.
 //!
 //! `plan` decides; [`crate::cgroup`], [`crate::rootfs`], [`crate::keeper`] and PID 1 carry out and

@@ -1,6 +1,6 @@
 //! A sandbox's root: an overlay of template layers below and one directory of its own above, both
 //! stored with ids from 0 and mounted with the sandbox's ids. Mounts stay detached: they are in
-//! nobody's mount table until PID 1 puts them into its own. Also the other mounts that are made outside.
+//! no mount table until PID 1 puts them into its own. Also the other mounts that are made outside.
 
 mod stage;
 
@@ -221,7 +221,7 @@ pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
     Ok(dev)
 }
 
-/// The sandbox's own terminals: made outside, so that the server can open one without asking anybody
+/// The sandbox's own terminals: made outside, so that the server can open one without a request to PID 1,
 /// inside. See [`crate::terminal`].
 pub fn terminals(ids: IdRange) -> Result<OwnedFd, Error> {
     // `tty` inside.
@@ -261,7 +261,7 @@ pub(crate) fn clone_tree(
     open_tree(directory, path, flags)
 }
 
-/// Gives file systems in memory another size, in a sandbox in which nobody's program has run yet: the host resolves no path of
+/// Gives file systems in memory another size, in a sandbox that has not run a program yet: the host resolves no path of
 /// one that has a say in it. A pid may be another's by the time we look, so its network namespace says whose it is.
 pub fn resize_in_memory(
     pid: i32,

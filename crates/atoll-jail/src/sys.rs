@@ -25,7 +25,7 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     }
 }
 
-/// Who we are after a clone.
+/// Which process continues after a clone.
 pub(crate) enum Cloned {
     /// The original; the child's pid.
     Parent(i32),
@@ -68,7 +68,7 @@ pub(crate) fn random_words() -> io::Result<[u64; 2]> {
     Err(io::Error::last_os_error())
 }
 
-/// Forks, by the call that the filter lets everybody have.
+/// Forks, by the call that the filter permits to all processes.
 ///
 /// # Safety
 /// As for [`clone`].
@@ -307,8 +307,8 @@ pub(crate) fn reap_waiting() -> Option<(i32, i32)> {
 pub(crate) fn has_ended(pid: i32) -> bool {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let asked = Pid::from_raw(pid).map(|pid| waitid(WaitId::Pid(pid), options));
-    !matches!(asked, Some(Ok(None)))
+    let status = Pid::from_raw(pid).map(|pid| waitid(WaitId::Pid(pid), options));
+    !matches!(status, Some(Ok(None)))
 }
 
 /// Sends a signal to a process, or with a negative pid to a process group.

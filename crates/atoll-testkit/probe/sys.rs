@@ -206,9 +206,9 @@ pub(crate) fn wait(pid: i32, flags: u64) -> Result<Option<(i32, Ended)>, Errno> 
 }
 
 /// Waits for a child until the time is up, then kills it. A traced child that stops is killed too.
-pub(crate) fn wait_or_kill(pid: i32, patience: Duration) -> Ended {
+pub(crate) fn wait_or_kill(pid: i32, timeout: Duration) -> Ended {
     const WNOHANG: u64 = 1;
-    let until = Instant::now() + patience;
+    let until = Instant::now() + timeout;
     let mut pause = Duration::from_micros(50);
     loop {
         match wait(pid, WNOHANG) {

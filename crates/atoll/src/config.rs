@@ -28,9 +28,9 @@ pub(crate) struct Config {
 
 impl Config {
     pub(crate) fn read() -> Result<Self, Error> {
-        let said = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-        let place = |name| said(name).map(PathBuf::from);
-        let text = |name| said(name).map(|value| value.to_string_lossy().into_owned());
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let place = |name| variable(name).map(PathBuf::from);
+        let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
         let storage = text("ATOLL_STORAGE").map(|storage| storage.parse());
         let home = place("HOME").map(|home| home.join(".config"));
         let settings = place("XDG_CONFIG_HOME").filter(|place| place.is_absolute());

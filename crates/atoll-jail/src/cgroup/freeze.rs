@@ -33,8 +33,8 @@ impl SandboxCgroup {
         })
     }
 
-    /// No process is on its way any more. Of a group that has processes and groups below it the kernel says that it
-    /// is frozen as soon as the ones or the others are, so both are asked.
+    /// Whether all processes are frozen. The kernel reports a group that has both processes and child groups as
+    /// frozen as soon as either are, so both are checked.
     fn is_fully_frozen(&self) -> bool {
         let frozen = |path: &Path| match fs::read_to_string(path.join("cgroup.events")) {
             Ok(events) => number_after(&events, "frozen") == 1,

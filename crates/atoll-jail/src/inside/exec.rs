@@ -145,28 +145,28 @@ enum Directory {
     /// The user's home, or `/` if that is missing.
     Home(CString),
     /// A requested directory: fails if it is missing.
-    Asked(CString),
+    Requested(CString),
 }
 
 impl Directory {
-    fn new(identity: &Identity, asked: &[u8]) -> Result<Self, NulError> {
+    fn new(identity: &Identity, requested: &[u8]) -> Result<Self, NulError> {
         let home = identity.home.as_bytes();
-        Ok(match asked {
+        Ok(match requested {
             [] => Self::Home(CString::new(home)?),
-            [b'/', ..] => Self::Asked(CString::new(asked)?),
-            _ => Self::Asked(CString::new(super::files::absolute(asked, home))?),
+            [b'/', ..] => Self::Requested(CString::new(requested)?),
+            _ => Self::Requested(CString::new(super::files::absolute(requested, home))?),
         })
     }
 
     fn enter(&self) -> io::Result<()> {
-        let asked = match self {
+        let requested = match self {
             Self::Home(home) => {
                 let entered = rustix::process::chdir(home.as_c_str());
                 return Ok(entered.or_else(|_| rustix::process::chdir(c"/"))?);
             }
-            Self::Asked(asked) => asked,
+            Self::Requested(requested) => requested,
         };
-        rustix::process::chdir(asked.as_c_str())?;
+        rustix::process::chdir(requested.as_c_str())?;
         // A directory that cannot be reached from our root has no path from it.
         if sys::is_below_root()? {
             Ok(())

@@ -40,7 +40,7 @@ impl From<Error> for Fault {
 /// State of PID 1 after the setup.
 pub(super) struct Made {
     pub(super) boot: Boot,
-    /// PID 1's own `oom_score_adj`, which can be opened only before PID 1 is closed to everybody, itself
+    /// PID 1's own `oom_score_adj`, which can be opened only before PID 1 is closed to all processes, itself
     /// included.
     pub(super) oom_score: fs::File,
     /// For `clone3`.

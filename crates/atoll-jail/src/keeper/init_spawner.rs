@@ -20,7 +20,7 @@ const CONTROL: i32 = 3;
 /// Where PID 1 finds its end of the gate.
 const GATE: i32 = 4;
 /// Time limit for PID 1 to take its own table.
-const PATIENCE: Timespec = Timespec {
+const START_TIMEOUT: Timespec = Timespec {
     tv_sec: Duration::from_secs(10).as_secs() as i64,
     tv_nsec: 0,
 };
@@ -112,7 +112,7 @@ impl PendingInit {
             PollFd::new(&ended, PollFlags::IN),
         ];
         loop {
-            match rustix::event::poll(&mut either, Some(&PATIENCE)) {
+            match rustix::event::poll(&mut either, Some(&START_TIMEOUT)) {
                 Ok(0) => {
                     let _ = sys::kill(self.pid, libc::SIGKILL);
                 }

@@ -16,7 +16,7 @@ use crate::wire::{Channel, FromKeeper, ToKeeper, VersionRange};
 use crate::{Error, Step};
 
 /// Time limit for each message of a keeper during adoption.
-const PATIENCE: Duration = Duration::from_secs(10);
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_invoked`](super::run_if_invoked) first; the caller's
 /// end of the conversation and the process. With a socket (see [`listen`]) it outlives its server. It
@@ -76,7 +76,7 @@ pub fn connect(
         .step(step)?;
     // It answers at once, or something is wrong with it.
     for way in [Timeout::Send, Timeout::Recv] {
-        set_socket_timeout(&socket, way, Some(PATIENCE)).step(step)?;
+        set_socket_timeout(&socket, way, Some(MESSAGE_TIMEOUT)).step(step)?;
     }
     match rustix::net::connect(&socket, &address(directory, name)?) {
         Ok(()) => {}

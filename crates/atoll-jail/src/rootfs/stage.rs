@@ -1,7 +1,7 @@
 //! Where layers are attached while an overlay is made of them.
 //!
-//! Before Linux 6.15 an overlay takes only layers that are attached in the mount namespace of whoever
-//! makes it. The host's is no place for that: everybody would see them, and a killed process would
+//! Before Linux 6.15 an overlay takes only layers that are attached in the mount namespace of the thread that
+//! makes it. The host's is no place for that: all processes would see them, and a killed process would
 //! leave them there. So one thread of this process has a namespace of its own, with a root like the
 //! keeper's, which holds nothing of the host; it attaches, makes, and detaches. It ends with the process, and
 //! the namespace with it. The overlay keeps what it needs of its layers.
@@ -44,7 +44,7 @@ fn attach<T>(
     work: impl FnOnce(&[OwnedFd]) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let mut attached = 0;
-    // One upon the other: nobody looks for them by path.
+    // One upon the other: they are not looked up by path.
     let done = mounts
         .iter()
         .try_for_each(|mount| {

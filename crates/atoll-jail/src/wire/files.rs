@@ -7,14 +7,14 @@ use super::{Attributes, wire};
 pub struct FileCall {
     /// Name or number; empty for the template's user. Relative paths start at its home.
     pub user: String,
-    /// Whose rights count.
+    /// The rights that apply.
     pub authority: Authority,
     /// What to do.
     pub work: FileOp,
 }
 wire!(struct FileCall { user, authority, work });
 
-/// Whose rights a file call uses.
+/// The rights that a file call uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authority {
     /// The user's.

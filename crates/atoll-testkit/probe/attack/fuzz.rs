@@ -357,7 +357,7 @@ fn fuzz(args: &Args) -> Outcome {
     let _descriptors = descriptors();
     prepare();
     let mut arena = Arena::new();
-    let (mut calls, mut whole, mut batch, mut told) = (0_u64, 0_u64, 0_u64, 0);
+    let (mut calls, mut whole, mut batch, mut reported) = (0_u64, 0_u64, 0_u64, 0);
     let mut covered = BTreeSet::new();
     while begin.elapsed() < seconds {
         let mut random = Random::new(seed, batch);
@@ -389,8 +389,8 @@ fn fuzz(args: &Args) -> Outcome {
             end_all();
             clear_objects();
         }
-        if begin.elapsed().as_secs() > told {
-            told = begin.elapsed().as_secs();
+        if begin.elapsed().as_secs() > reported {
+            reported = begin.elapsed().as_secs();
             report(calls, whole, batch, &covered);
         }
     }

@@ -21,14 +21,14 @@ const EVERY: u64 = 16 << 20;
 struct Taken {
     kind: String,
     bytes: u64,
-    told: u64,
+    reported: u64,
 }
 
 impl Taken {
     fn add(&mut self, bytes: u64) {
         self.bytes += bytes;
-        if self.bytes - self.told >= EVERY {
-            self.told = self.bytes;
+        if self.bytes - self.reported >= EVERY {
+            self.reported = self.bytes;
             out::ok("taken", &self.bytes.to_string());
         }
     }
@@ -40,7 +40,7 @@ fn take(args: &Args) -> Outcome {
     let mut taken = Taken {
         kind: kind.clone(),
         bytes: 0,
-        told: 0,
+        reported: 0,
     };
     let mut kept: Vec<OwnedFd> = Vec::new();
     let result = match kind.as_str() {

@@ -26,10 +26,10 @@ fn race(args: &Args) -> Outcome {
     out::say("ready");
     let (real, link) = (c_path(&real), c_path(&link));
     let over = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&over);
+    let stop = Arc::clone(&over);
     std::thread::spawn(move || {
         while matches!(sys::read(0, &mut [0; 64]), Ok(1..) | Err(Errno::EINTR)) {}
-        told.store(true, Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
     });
     let mut swaps = 0_u64;
     while !over.load(Ordering::Relaxed) {

@@ -18,7 +18,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command::new("exhaust", "ADDRESS:PORT COUNT (and hold)", exhaust),
 ];
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 fn addresses(args: &Args) -> Result<Vec<SocketAddr>, String> {
     let parse = |index| {
@@ -45,8 +45,8 @@ fn interfaces(_: &Args) -> Outcome {
 }
 
 fn reach(address: &SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let stream = TcpStream::connect_timeout(address, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     (&stream).read_exact(&mut [0; 5])?;
     Ok(stream)
 }
@@ -88,7 +88,7 @@ fn ask(name: &str) -> io::Result<String> {
     }
     query.extend([0, 0, 1, 0, 1]);
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     socket.connect((server, 53))?;
     socket.send(&query)?;
     let mut answer = [0; 512];
@@ -147,7 +147,7 @@ fn exhaust(args: &Args) -> Outcome {
     let count: usize = args.number(1, "COUNT")?;
     let mut held = Vec::new();
     for _ in 0..count {
-        match TcpStream::connect_timeout(&address, PATIENCE) {
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
             Ok(stream) => held.push(stream),
             Err(error) => {
                 report("connect", &Err(error));

@@ -70,10 +70,10 @@ fn both(args: &Args) -> Outcome {
 /// Writes as fast as possible; the last line is the count.
 fn count(_: &Args) -> Outcome {
     let over = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&over);
+    let stop = Arc::clone(&over);
     std::thread::spawn(move || {
         let _ = each_piece(|_| Ok(()));
-        told.store(true, Ordering::Relaxed);
+        stop.store(true, Ordering::Relaxed);
     });
     let mut number = 0_u64;
     while !over.load(Ordering::Relaxed) {

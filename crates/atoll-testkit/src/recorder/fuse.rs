@@ -46,17 +46,17 @@ pub(super) fn serve(below: &Path, disk: Arc<Mutex<Disk>>) -> JoinHandle<()> {
     let mut options = File::options();
     let device = options.read(true).write(true).open("/dev/fuse");
     let device = device.expect("the kernel has FUSE");
-    let told = format!(
+    let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0,max_read={LARGEST}\0",
         device.as_raw_fd()
     );
-    let told = std::ffi::CString::from_vec_with_nul(told.into()).expect("one zero");
+    let options = std::ffi::CString::from_vec_with_nul(options.into()).expect("one zero");
     mount(
         "atoll-test",
         below,
         "fuse",
         MountFlags::empty(),
-        told.as_c_str(),
+        options.as_c_str(),
     )
     .expect("the disk can be mounted");
     std::thread::spawn(move || while answer(&device, &disk) {})

@@ -14,10 +14,10 @@ fn timeout_names_the_unmet_condition() {
             .downcast_ref::<String>()
             .is_some_and(|text| text.contains("rain"))
     );
-    let mut asked = 0;
+    let mut checks = 0;
     wait_for("the third time", Duration::from_secs(5), || {
-        asked += 1;
-        asked == 3
+        checks += 1;
+        checks == 3
     });
 }
 

@@ -1,5 +1,5 @@
 //! `atoll bench`: what sandboxes cost on this machine, beside the machine's own floor and, if
-//! asked, beside other programs that isolate. Everything is measured in one run, default
+//! requested, beside other isolation programs. Everything is measured in one run, default
 //! configuration.
 
 mod http;
@@ -240,7 +240,7 @@ fn show(rows: &[Row]) {
     print_line(&table.to_string());
 }
 
-/// Begins a figure: says what is measured, for whoever waits, and waits for what the one before left to do.
+/// Begins a figure: says what is measured, and waits for the cleanup of the one before.
 fn progress(what: &str) {
     eprint_line(&format!("measuring {what} …"));
     settle();

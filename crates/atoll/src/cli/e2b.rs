@@ -137,9 +137,9 @@ fn create_key(data: &Path) -> Result<String, Error> {
 
 /// The URL that the server of this data directory has recorded, or the default one.
 fn running(data: &Path) -> String {
-    let said = std::fs::read_to_string(data.join(super::serve::PLACE));
-    let said = said.map(|url| url.trim().to_owned());
-    said.unwrap_or_else(|_| "http://127.0.0.1:8080".to_owned())
+    let url = std::fs::read_to_string(data.join(super::serve::PLACE));
+    let url = url.map(|url| url.trim().to_owned());
+    url.unwrap_or_else(|_| "http://127.0.0.1:8080".to_owned())
 }
 
 /// A shell evaluates the output.

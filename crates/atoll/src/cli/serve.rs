@@ -287,7 +287,7 @@ impl ResolvedSettings {
         // warnings too.
         let warn = |text: &str| eprint_line(&format!("{}: {text}", paint("33", "warning")));
         if self.dev {
-            warn("everybody on this machine may do everything (--dev)");
+            warn("every process on this machine has full access without a key (--dev)");
         }
         if !at.ip().is_loopback() && self.tls.is_none() {
             warn(

@@ -205,7 +205,7 @@ impl<'a> Session<'a> {
         let mut keys = read_input();
         let mut resized = signal(SignalKind::window_change())
             .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))?;
-        let mut patience = RetryPolicy::new(true);
+        let mut retry = RetryPolicy::new(true);
         // Keys that could not be sent.
         let mut held = Vec::new();
         let left = |number| Exit {
@@ -218,7 +218,7 @@ impl<'a> Session<'a> {
                 Ok(mut socket) => {
                     was_shown = true;
                     let typed = (&mut keys, &mut held);
-                    let shown = joined(&mut socket, typed, &mut resized, &mut patience);
+                    let shown = joined(&mut socket, typed, &mut resized, &mut retry);
                     let shown = tokio::select! {
                         shown = shown => shown,
                         number = signals.next() => break Ok(left(number)),
@@ -233,11 +233,11 @@ impl<'a> Session<'a> {
             if let RequestError::Rejected(error) = failure {
                 break self.over(error).await;
             }
-            if !patience.is_retry() {
+            if !retry.is_retry() {
                 print_in_raw_mode("the connection broke; waiting for the server. Ctrl-C gives up");
             }
             let again = async {
-                patience.after(self.client, failure).await?;
+                retry.after(self.client, failure).await?;
                 Ok::<_, Error>(self.client.socket(&path).await)
             };
             next = tokio::select! {
@@ -334,7 +334,7 @@ async fn joined(
     socket: &mut Socket,
     (keys, held): (&mut mpsc::Receiver<Vec<u8>>, &mut Vec<u8>),
     resized: &mut Signal,
-    patience: &mut RetryPolicy,
+    retry: &mut RetryPolicy,
 ) -> Result<(), RequestError> {
     let mut screen = tokio::io::stdout();
     let (mut first, mut listening) = (true, true);
@@ -346,7 +346,7 @@ async fn joined(
         tokio::select! {
             heard = socket.next() => match heard? {
                 Frame::Bytes(bytes) => {
-                    patience.reset();
+                    retry.reset();
                     // The first message is a replay for an empty screen.
                     let before: &[u8] = if first { b"\x1b[H\x1b[2J" } else { b"" };
                     first = false;

@@ -13,24 +13,24 @@ use crate::wire::Attributes;
 /// The longest list of names, and the longest value, that the kernel gives.
 const LONGEST: usize = 64 * 1024;
 /// Maximum bytes of one file's attributes in a message.
-const TOLD: usize = 5 * 1024;
+const MAX_REPORTED_BYTES: usize = 5 * 1024;
 
 /// The attributes of a path's target, up to the limit; empty if the file system has none.
 pub(super) fn read(path: &Path, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     if prefix.is_empty() {
         return Vec::new();
     }
-    let mut told = 0;
+    let mut reported = 0;
     let list = |buffer: &mut [u8]| rustix::fs::listxattr(path, buffer);
     let mut found: Vec<_> = names(list, prefix)
         .into_iter()
         .filter_map(|name| {
-            let mut value = vec![0; TOLD];
+            let mut value = vec![0; MAX_REPORTED_BYTES];
             let length = rustix::fs::getxattr(path, &name, &mut *value).ok()?;
             value.truncate(length);
             let name = name.as_bytes().get(prefix.len()..)?.to_vec();
-            told += name.len() + value.len();
-            (told <= TOLD).then_some((name, value))
+            reported += name.len() + value.len();
+            (reported <= MAX_REPORTED_BYTES).then_some((name, value))
         })
         .collect();
     found.sort_unstable();

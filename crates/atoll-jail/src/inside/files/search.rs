@@ -14,7 +14,7 @@ use crate::wire::{Failure, FromHelper, SearchHit};
 use glob::Glob;
 
 /// Time limit of a search.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Larger files are not searched.
 const LARGEST: u64 = 64 << 20;
 /// Maximum bytes of a line that are searched, and that are returned of a hit.
@@ -43,7 +43,7 @@ pub(super) fn search(top: &Path, wanted: &Wanted<'_>, answer: &Answer) -> Result
         glob: Glob::new(wanted.name),
         wanted,
         answer,
-        until: Instant::now() + PATIENCE,
+        until: Instant::now() + SEARCH_TIMEOUT,
         left: wanted.limit,
         batch: Vec::new(),
         bytes: 0,
@@ -141,8 +141,8 @@ impl Search<'_> {
             // With what stands before it, as far as there is room.
             let begin = at.saturating_sub(LONGEST_TOLD / 2);
             let end = (begin + LONGEST_TOLD).min(line.len());
-            let told = line[begin..end].to_vec();
-            if self.tell(path, relative, found, number, told)? {
+            let text = line[begin..end].to_vec();
+            if self.tell(path, relative, found, number, text)? {
                 return Ok(true);
             }
         }

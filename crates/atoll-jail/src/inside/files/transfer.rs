@@ -152,15 +152,15 @@ pub(super) fn write(
 /// Streams the pipe into the file that is there, or a new one, which is the user's before its first byte.
 pub(super) fn put(
     caller: &Caller,
-    asked: &Path,
+    requested: &Path,
     attributes: &Attributes,
     answer: &Answer,
     data: Option<OwnedFd>,
 ) -> Result<(), Failed> {
     let Some(pipe) = data else {
-        return Err(Failed::new(Failure::Kernel, asked));
+        return Err(Failed::new(Failure::Kernel, requested));
     };
-    let path = &through_links(asked)?;
+    let path = &through_links(requested)?;
     let options = || {
         let mut options = OpenOptions::new();
         let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
@@ -183,7 +183,7 @@ pub(super) fn put(
         }
         receive(&pipe, &file, path, answer)?;
         let found = file.metadata().at(path)?;
-        say(answer, vec![entry(path, asked.as_os_str(), &found)])
+        say(answer, vec![entry(path, requested.as_os_str(), &found)])
     })();
     if finished.is_err() && new {
         let _ = fs::remove_file(path);
@@ -200,11 +200,11 @@ fn receive(pipe: &OwnedFd, file: &File, path: &Path, answer: &Answer) -> Result<
 
 /// Waits for the commit; without one the sender gave up half-way.
 pub(super) fn committed(answer: &Answer, path: &Path) -> Result<(), Failed> {
-    let mut told = [rustix::event::PollFd::new(
+    let mut events = [rustix::event::PollFd::new(
         answer,
         rustix::event::PollFlags::IN,
     )];
-    rustix::event::poll(&mut told, None).at(path)?;
+    rustix::event::poll(&mut events, None).at(path)?;
     match answer.receive().at(path)? {
         Some(packet) if packet.message == ToHelper::Commit => Ok(()),
         _ => Err(Failed {

@@ -21,9 +21,9 @@ use crate::archive::{Entries, Entry, Name, split};
 use crate::wire::{Failure, FromHelper, SkippedEntry};
 
 /// Maximum skipped entries that are reported by name.
-const MOST_TOLD: usize = 100;
+const MAX_REPORTED: usize = 100;
 /// Maximum bytes of a reported name.
-const LONGEST_TOLD: usize = 200;
+const MAX_REPORTED_NAME: usize = 200;
 /// Number of ids of a sandbox; entries with others are given to the user `nobody`.
 const IDS: u32 = 65_536;
 const NOBODY: u32 = 65_534;
@@ -49,7 +49,7 @@ pub(super) fn unpack(
         entries: 0,
         bytes: 0,
         left_out: 0,
-        told: Vec::new(),
+        skipped_entries: Vec::new(),
     };
     let mut entries = Entries::new(BufReader::with_capacity(1 << 17, File::from(pipe)));
     while let Some(entry) = entries.next().map_err(|error| unreadable(&error))? {
@@ -115,7 +115,7 @@ struct Unpacking<'a> {
     entries: u64,
     bytes: u64,
     left_out: u64,
-    told: Vec<SkippedEntry>,
+    skipped_entries: Vec<SkippedEntry>,
 }
 
 impl Unpacking<'_> {
@@ -127,9 +127,9 @@ impl Unpacking<'_> {
             }
             Err(Fault::Leave(why)) => {
                 self.left_out += 1;
-                if self.told.len() < MOST_TOLD {
-                    let name = &entry.name[..entry.name.len().min(LONGEST_TOLD)];
-                    self.told.push(SkippedEntry {
+                if self.skipped_entries.len() < MAX_REPORTED {
+                    let name = &entry.name[..entry.name.len().min(MAX_REPORTED_NAME)];
+                    self.skipped_entries.push(SkippedEntry {
                         name: name.to_vec(),
                         why: why.to_owned(),
                     });
@@ -376,10 +376,10 @@ impl Unpacking<'_> {
     }
 
     fn tell(self, answer: &Answer) -> io::Result<()> {
-        let mut told = self.told.into_iter().peekable();
-        while told.peek().is_some() {
+        let mut skipped_entries = self.skipped_entries.into_iter().peekable();
+        while skipped_entries.peek().is_some() {
             // A packet has 16 KiB.
-            let some = told.by_ref().take(32).collect();
+            let some = skipped_entries.by_ref().take(32).collect();
             answer.send(&FromHelper::SkippedEntry(some), &[])?;
         }
         let unpacked = FromHelper::Unpacked {

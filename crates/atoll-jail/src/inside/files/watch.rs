@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use super::{Answer, At, Failed};
 use crate::wire::{Failure, FromHelper, ToHelper, WatchChange};
 use add_watch::new_inotify;
-use queue::{Raw, Told};
+use queue::{Raw, ReportedNames};
 use recheck::Seen;
 use tree::Tree;
 
@@ -53,7 +53,7 @@ struct Watcher<'a> {
     read: u64,
     /// Renames of directories in the queue.
     moving: usize,
-    told: Told,
+    reported: ReportedNames,
     /// Directories that were not where their event said.
     missed: HashSet<Place>,
     /// Directories found while renames were waiting.
@@ -97,7 +97,7 @@ pub(super) fn watch(
         queue: VecDeque::new(),
         read: 0,
         moving: 0,
-        told: Told::default(),
+        reported: ReportedNames::default(),
         missed: HashSet::new(),
         suspects: HashSet::new(),
         places: HashSet::new(),
@@ -135,8 +135,8 @@ impl Watcher<'_> {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
-            let asked = !ready[1].revents().is_empty();
-            if asked {
+            let has_request = !ready[1].revents().is_empty();
+            if has_request {
                 let Some(packet) = self.answer.receive()? else {
                     return Ok(());
                 };
@@ -211,7 +211,7 @@ impl Watcher<'_> {
         }
         self.fetch();
         if self.queue.is_empty() {
-            self.told = Told::default();
+            self.reported = ReportedNames::default();
             self.look_again()?;
         }
         Ok(())

@@ -26,7 +26,7 @@ const ROUNDS: u32 = 4;
 /// The size of a large file or stream.
 const GIGABYTE: u64 = 1_000_000_000;
 
-/// What is asked for of these rows.
+/// Options of these rows.
 pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, Error> {
     let names = [
         "http-memory",
@@ -164,7 +164,7 @@ async fn command(server: &Server) -> Result<Row, Error> {
     Ok(Row::times(row, &samples, Some((1.8, Some(5.0)))))
 }
 
-/// How often a second something is done by everybody together.
+/// Operations a second of all clients together.
 async fn each(
     connections: &mut [Connection],
     length: Duration,

@@ -1,5 +1,4 @@
-//! What a server has: sandboxes that are ready before they are asked for, many at once, that pause, outlast
-//! their server and hold their own against a bad neighbour.
+//! Figures of a server's sandboxes: warm pool, bursts, pause, restart of the server, and a busy neighbour.
 
 mod commands;
 mod lives;
@@ -66,7 +65,7 @@ impl Drop for Data {
     }
 }
 
-/// What is asked for of a server's rows.
+/// Options of the rows of a server.
 pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, Error> {
     let data = Data::new(config);
     let mut rows = Vec::new();

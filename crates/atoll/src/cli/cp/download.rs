@@ -65,7 +65,7 @@ pub(crate) async fn file(
     out: &mut impl Write,
     on_progress: &mut impl FnMut(u64),
 ) -> Result<(), Error> {
-    let mut patience = RetryPolicy::new(true);
+    let mut retry = RetryPolicy::new(true);
     let (mut position, mut size) = (0_u64, None::<String>);
     loop {
         let mut request = Request::get(path);
@@ -83,7 +83,7 @@ pub(crate) async fn file(
                 return Ok(());
             }
             Err(failure) => {
-                patience.after(client, failure).await?;
+                retry.after(client, failure).await?;
                 continue;
             }
         };
@@ -101,7 +101,7 @@ pub(crate) async fn file(
         let broke = loop {
             match tokio::time::timeout(SILENCE, body.next()).await {
                 Ok(Some(Ok(bytes))) => {
-                    patience.reset();
+                    retry.reset();
                     position += bytes.len() as u64;
                     on_progress(bytes.len() as u64);
                     match out.write_all(&bytes) {
@@ -120,7 +120,7 @@ pub(crate) async fn file(
         };
         let message = format!("the connection to {} broke: {broke}", client.target());
         let failure = RequestError::ConnectionLost(Error::new(Code::Timeout, message));
-        patience.after(client, failure).await?;
+        retry.after(client, failure).await?;
     }
 }
 

@@ -46,8 +46,8 @@ pub(super) async fn file(
     source: &Path,
     size: u64,
 ) -> Result<(), Error> {
-    let patience = RetryPolicy::new(true);
-    send_file(client, &put(path), patience, source, size)
+    let retry = RetryPolicy::new(true);
+    send_file(client, &put(path), retry, source, size)
         .await
         .map(|_| ())
 }
@@ -57,11 +57,11 @@ pub(super) async fn file(
 pub(crate) async fn template(client: &Client, path: &str, source: &Path) -> Result<Value, Error> {
     let found = fs::metadata(source).map_err(|error| unreadable(source, &error))?;
     let request = Request::post_bytes(path, Bytes::new());
-    let patience = RetryPolicy::new(false);
+    let retry = RetryPolicy::new(false);
     let answer = if found.is_dir() {
-        send_tree(client, &request, patience, source, Attributes::All).await?
+        send_tree(client, &request, retry, source, Attributes::All).await?
     } else {
-        send_file(client, &request, patience, source, found.len()).await?
+        send_file(client, &request, retry, source, found.len()).await?
     };
     answer.json()
 }
@@ -73,13 +73,13 @@ fn put(path: &str) -> Request {
 async fn send_file(
     client: &Client,
     request: &Request,
-    patience: RetryPolicy,
+    retry: RetryPolicy,
     source: &Path,
     size: u64,
 ) -> Result<Response, Error> {
     let shown = bar(&name(source), Some(size));
     let source = source.to_owned();
-    let sent = send(client, request, patience, &shown, move |mut out| {
+    let sent = send(client, request, retry, &shown, move |mut out| {
         let mut file = File::open(&source).map_err(|error| unreadable(&source, &error))?;
         let mut part = vec![0; CHUNK];
         loop {
@@ -97,8 +97,8 @@ async fn send_file(
 
 /// Uploads a directory recursively, as an archive.
 pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Result<(), Error> {
-    let (request, patience) = (put(path), RetryPolicy::new(true));
-    let sent = send_tree(client, &request, patience, source, Attributes::Permissions);
+    let (request, retry) = (put(path), RetryPolicy::new(true));
+    let sent = send_tree(client, &request, retry, source, Attributes::Permissions);
     let answer = sent.await?.json()?;
     let skipped = answer["skippedEntries"].as_array();
     let skipped: Vec<String> = skipped
@@ -116,7 +116,7 @@ pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Res
 async fn send_tree(
     client: &Client,
     request: &Request,
-    patience: RetryPolicy,
+    retry: RetryPolicy,
     source: &Path,
     attributes: Attributes,
 ) -> Result<Response, Error> {
@@ -125,7 +125,7 @@ async fn send_tree(
     let left_out = Arc::new(Mutex::new((0, Vec::new())));
     let top = source.to_owned();
     let skipped = Arc::clone(&left_out);
-    let answer = send(client, request, patience, &shown, move |out| {
+    let answer = send(client, request, retry, &shown, move |out| {
         let mut packing = Packing {
             attributes,
             archive: Builder::new(out),
@@ -148,7 +148,7 @@ async fn send_tree(
 async fn send(
     client: &Client,
     request: &Request,
-    mut patience: RetryPolicy,
+    mut retry: RetryPolicy,
     shown: &ProgressBar,
     work: impl Fn(Out) -> Result<(), Error> + Clone + Send + 'static,
 ) -> Result<Response, Error> {
@@ -184,7 +184,7 @@ async fn send(
             (Err(RequestError::ConnectionLost(_)), Some(error)) if error.code != Code::Timeout => {
                 return Err(error);
             }
-            (Err(failure), _) => patience.after(client, failure).await?,
+            (Err(failure), _) => retry.after(client, failure).await?,
         }
     }
 }

@@ -31,13 +31,13 @@ const SILENCE: Duration = Duration::from_mins(1);
 /// Downloads a directory recursively; starts from the beginning if the connection breaks.
 pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Result<(), Error> {
     let shown = bar(&target.display().to_string(), None);
-    let mut patience = RetryPolicy::new(true);
+    let mut retry = RetryPolicy::new(true);
     loop {
         shown.set_position(0);
         let response = match client.send_once(&Request::get(path)).await {
             Ok(response) => response,
             Err(failure) => {
-                patience.after(client, failure).await?;
+                retry.after(client, failure).await?;
                 continue;
             }
         };
@@ -66,7 +66,7 @@ pub(super) async fn directory(client: &Client, path: &str, target: &Path) -> Res
         if let Some(why) = broke {
             let message = format!("the connection to {} broke: {why}", client.target());
             let failure = RequestError::ConnectionLost(Error::new(Code::Timeout, message));
-            patience.after(client, failure).await?;
+            retry.after(client, failure).await?;
             continue;
         }
         shown.finish_and_clear();

@@ -41,11 +41,11 @@ impl Tool for CreateSandbox {
     };
 
     async fn call_tool(self, place: ToolContext<'_>) -> Result<ToolOutput, Error> {
-        let mut said = Map::new();
+        let mut result = Map::new();
         for (name, value) in [("alias", self.name), ("template", self.template)] {
-            said.extend(value.map(|value| (name.to_owned(), json!(value))));
+            result.extend(value.map(|value| (name.to_owned(), json!(value))));
         }
-        let made = place.session.make(said).await?;
+        let made = place.session.make(result).await?;
         let text = format!("made the sandbox {}", titled(&made));
         Ok(ToolOutput::new(text))
     }

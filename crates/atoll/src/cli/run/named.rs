@@ -42,7 +42,7 @@ pub(crate) use client::is_background_holder;
 /// Tag of the command of a run.
 const TAG: &str = "run";
 /// Timeout for the lock of a run that another process lists or ends.
-const PATIENCE: Duration = Duration::from_secs(2);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for a background process to release a run.
 const HANDOVER: Duration = Duration::from_secs(10);
 /// Interval between two attempts to lock a run.
@@ -286,12 +286,12 @@ impl Run {
             .as_ref()
             .is_none_or(|had| *had == variables);
         // Without a command, the arguments need not be repeated.
-        let unsaid = |same: bool, plain: bool| same || (!given && plain);
+        let matches = |same: bool, plain: bool| same || (!given && plain);
         let plain = ExecSpec::shell("");
-        let same = unsaid(
+        let same = matches(
             of(exec) == of(&had.spec) && same_variables,
             of(exec) == of(&plain) && exec.environment.is_empty(),
-        ) && unsaid(
+        ) && matches(
             *sandbox == parameters.sandbox && self.egress_allow == parameters.egress_allow,
             *sandbox == SandboxSpec::default() && self.egress_allow.is_empty(),
         ) && (given || self.upload.is_empty());
@@ -401,8 +401,8 @@ pub(crate) async fn open(
         };
         let pid = error.details.get("pid").and_then(|pid| pid.parse().ok());
         let leaves = pid.is_some_and(|pid| client::ask_to_leave(&place.directory, pid));
-        let patience = if leaves { HANDOVER } else { PATIENCE };
-        if begin.elapsed() >= patience {
+        let limit = if leaves { HANDOVER } else { HANDSHAKE_TIMEOUT };
+        if begin.elapsed() >= limit {
             return Err(taken(&place.name, pid));
         }
         tokio::time::sleep(PERIOD).await;

@@ -124,11 +124,11 @@ impl Observability {
         let MetricsListen::At(at) = place else {
             return Ok(None);
         };
-        let patience = match self.metrics_listen {
+        let timeout = match self.metrics_listen {
             Some(_) => retry_bind::RETRY_TIMEOUT,
             None => retry_bind::OPTIONAL_TIMEOUT,
         };
-        match retry_bind::listen(at, patience).await {
+        match retry_bind::listen(at, timeout).await {
             Ok(listener) => Ok(Some(listener)),
             Err(error) if self.metrics_listen.is_none() => {
                 let warning = paint("33", "warning");

@@ -19,10 +19,10 @@ pub(super) const OPTIONAL_TIMEOUT: Duration = Duration::from_millis(200);
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// Binds a port that another process may hold for this long.
-pub(super) async fn listen(at: SocketAddr, patience: Duration) -> std::io::Result<TcpListener> {
+pub(super) async fn listen(at: SocketAddr, timeout: Duration) -> std::io::Result<TcpListener> {
     let taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
     let bind = async || TcpListener::bind(at).await;
-    retry_while_in_use(&at.to_string(), patience, bind, taken).await
+    retry_while_in_use(&at.to_string(), timeout, bind, taken).await
 }
 
 /// Locks a data directory that another process may hold.
@@ -34,7 +34,7 @@ pub(super) async fn lock(data: &Path) -> Result<DataLock, Error> {
 
 async fn retry_while_in_use<T, E>(
     what: &str,
-    patience: Duration,
+    timeout: Duration,
     attempt: impl AsyncFn() -> Result<T, E>,
     taken: impl Fn(&E) -> bool,
 ) -> Result<T, E> {
@@ -45,8 +45,8 @@ async fn retry_while_in_use<T, E>(
             done => return done,
         };
         let until = *until.get_or_insert_with(|| {
-            eprint_line(&format!("{what} is taken: waiting up to {patience:?}"));
-            Instant::now() + patience
+            eprint_line(&format!("{what} is taken: waiting up to {timeout:?}"));
+            Instant::now() + timeout
         });
         if Instant::now() >= until {
             return Err(failure);

@@ -437,7 +437,7 @@ impl ResolvedSettings {
             return Err(Error::invalid(
                 "dev",
                 format!(
-                    "--dev lets everybody in, and {} is not loopback",
+                    "--dev gives full access without a key, and {} is not loopback",
                     self.listen
                 ),
                 "leave --dev out, or listen on 127.0.0.1",

@@ -37,7 +37,7 @@ async fn dev_server_warns_and_listens_on_loopback_only() {
     let server = Server::start_with(&["--dev"]).await;
     let log = server.log();
     assert!(
-        log.contains("everybody on this machine may do everything"),
+        log.contains("every process on this machine has full access without a key"),
         "{log}"
     );
     let place = server.data().with_file_name("other");

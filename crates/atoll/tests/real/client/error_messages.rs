@@ -136,12 +136,12 @@ async fn missing_sandboxes_and_files_are_reported() {
         (
             vec!["files", "ls", "web", "/etc/hostname"],
             2,
-            "name a directory",
+            "use a directory",
         ),
         (
             vec!["files", "mkdir", "web", "/etc/hostname/x"],
             2,
-            "name a directory",
+            "use a directory",
         ),
         (vec!["files", "rm", "web", "nothing"], 4, path),
         (

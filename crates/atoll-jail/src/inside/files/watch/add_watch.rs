@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Watcher;
-use super::queue::{QUEUE, Told};
+use super::queue::{QUEUE, ReportedNames};
 use super::recheck::Seen;
 use super::tree::Tree;
 use crate::wire::{FromHelper, WatchChange};
@@ -96,7 +96,7 @@ impl Watcher<'_> {
             }
             self.fill(watch, &directory, tell, &mut next)?;
             self.remember(Seen::Found(watch));
-            self.remember(Seen::Told((parent, name)));
+            self.remember(Seen::Reported((parent, name)));
             self.fetch();
             if self.moving > 0 {
                 self.suspects.insert(watch);
@@ -149,8 +149,8 @@ impl Watcher<'_> {
         }
         if tell {
             self.fetch();
-            self.told.names.insert(watch, names);
-            self.told.until.push_back((self.read, watch));
+            self.reported.names.insert(watch, names);
+            self.reported.until.push_back((self.read, watch));
         }
         if top {
             for (parent, name) in std::mem::take(next) {
@@ -178,7 +178,7 @@ impl Watcher<'_> {
     pub(super) fn start_anew(&mut self) -> std::io::Result<()> {
         self.inotify = new_inotify()?;
         self.tree = Tree::default();
-        self.told = Told::default();
+        self.reported = ReportedNames::default();
         self.queue.clear();
         self.moving = 0;
         self.missed.clear();

@@ -37,7 +37,7 @@ impl Watcher<'_> {
             return Ok(());
         }
         if self.recursive && raw.directory() {
-            self.remember(Seen::Told((raw.watch, raw.name.clone())));
+            self.remember(Seen::Reported((raw.watch, raw.name.clone())));
         }
         if raw.what.contains(ReadFlags::MOVED_FROM) {
             if let Some(to) = self.other_half(raw.cookie) {
@@ -82,8 +82,8 @@ impl Watcher<'_> {
             // An exchange. Two renames would say that one of the two is gone.
             return self.start_anew();
         }
-        self.told.take(from.watch, &from.name);
-        self.told.take(to.watch, &to.name);
+        self.reported.take(from.watch, &from.name);
+        self.reported.take(to.watch, &to.name);
         self.missed.remove(&place(from));
         if let Some(replaced) = self.tree.child(to.watch, &to.name)
             && known != Some(replaced)
@@ -106,7 +106,7 @@ impl Watcher<'_> {
         raw: &Raw,
         how: impl FnOnce(Vec<u8>) -> WatchChange,
     ) -> std::io::Result<()> {
-        self.told.take(raw.watch, &raw.name);
+        self.reported.take(raw.watch, &raw.name);
         self.missed.remove(&(raw.watch, raw.name.clone()));
         let path = self.tree.path(raw.watch, &raw.name);
         if let Some(known) = self.tree.child(raw.watch, &raw.name) {
@@ -116,7 +116,7 @@ impl Watcher<'_> {
     }
 
     fn appear(&mut self, raw: &Raw) -> std::io::Result<()> {
-        if self.told.take(raw.watch, &raw.name) {
+        if self.reported.take(raw.watch, &raw.name) {
             return Ok(());
         }
         let directory = raw.directory();

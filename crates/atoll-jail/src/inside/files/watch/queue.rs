@@ -38,13 +38,13 @@ impl Raw {
 
 /// Names reported when a new directory was read; their events may still be in the queue.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct ReportedNames {
     pub(super) names: HashMap<i32, HashSet<Vec<u8>>>,
     /// Up to which event each directory's names count; in order.
     pub(super) until: VecDeque<(u64, i32)>,
 }
 
-impl Told {
+impl ReportedNames {
     pub(super) fn take(&mut self, watch: i32, name: &[u8]) -> bool {
         self.names
             .get_mut(&watch)
@@ -97,7 +97,7 @@ impl Watcher<'_> {
     pub(super) fn next(&mut self) -> Option<Raw> {
         let raw = self.queue.pop_front()?;
         self.moving -= usize::from(raw.moves_directory());
-        self.told.pass(raw.number);
+        self.reported.pass(raw.number);
         Some(raw)
     }
 
@@ -120,7 +120,7 @@ impl Watcher<'_> {
         let raw = self.queue.remove(index)?;
         self.moving -= usize::from(raw.moves_directory());
         if self.recursive && raw.directory() {
-            self.remember(Seen::Told((raw.watch, raw.name.clone())));
+            self.remember(Seen::Reported((raw.watch, raw.name.clone())));
         }
         self.tree.has(raw.watch).then_some(raw)
     }

@@ -23,7 +23,7 @@ pub(super) enum Seen {
     /// An event named it, and it was not found.
     Missed(Place),
     /// An event reported that it moved to or from this path.
-    Told(Place),
+    Reported(Place),
 }
 
 impl Watcher<'_> {
@@ -36,9 +36,9 @@ impl Watcher<'_> {
 
     /// Marks recent observations as uncertain after a rename event: the rename may have happened before
     /// them.
-    fn distrust_recent(&mut self, told: Instant) {
+    fn distrust_recent(&mut self, renamed_at: Instant) {
         for (at, seen) in &self.recent {
-            if *at + LATE < told {
+            if *at + LATE < renamed_at {
                 continue;
             }
             match seen {
@@ -48,7 +48,7 @@ impl Watcher<'_> {
                 Seen::Missed(place) if self.tree.has(place.0) => {
                     self.missed.insert(place.clone());
                 }
-                Seen::Told(place) if self.tree.has(place.0) => {
+                Seen::Reported(place) if self.tree.has(place.0) => {
                     self.places.insert(place.clone());
                 }
                 _ => {}
@@ -86,8 +86,8 @@ impl Watcher<'_> {
         if self.doubt {
             return self.start_anew();
         }
-        if let Some(told) = self.moved.take() {
-            self.distrust_recent(told);
+        if let Some(renamed_at) = self.moved.take() {
+            self.distrust_recent(renamed_at);
         }
         for watch in std::mem::take(&mut self.suspects) {
             let Some(path) = self.tree.path(watch, b"") else {

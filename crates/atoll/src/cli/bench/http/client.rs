@@ -206,7 +206,7 @@ impl Connection {
         text(&begun, "execID").map(ToOwned::to_owned)
     }
 
-    /// Waits until so many sandboxes are ready before they are asked for.
+    /// Waits until the warm pool has so many sandboxes.
     pub(super) async fn filled(&mut self, warm: u64, embryos: u64) -> Result<(), Error> {
         let begin = std::time::Instant::now();
         loop {
