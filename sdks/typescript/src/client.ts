@@ -70,9 +70,9 @@ const UNTRUSTED = /CERT|SELF_SIGNED|UNABLE_TO|ERR_TLS|ERR_SSL/;
 /** Connection errors before any part of the request was sent. */
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "UND_ERR_CONNECT_TIMEOUT"]);
 
-const LOOK = "see that the server runs (atoll serve) and that ATOLL_URL is its URL";
-const LOOK_FROM_A_PAGE = "see that the server runs, and was started with --cors-origin and this page's origin";
-const TRUST = "a certificate of your own is trusted with NODE_EXTRA_CA_CERTS; a server without one is http://";
+const LOOK = "check that the server runs (atoll serve) and that ATOLL_URL is its URL";
+const LOOK_FROM_A_PAGE = "check that the server runs, and was started with --cors-origin and this page's origin";
+const TRUST = "set NODE_EXTRA_CA_CERTS to trust a private certificate; use http:// for a server without TLS";
 
 /** A connection to an Atoll server. HTTP connections are reused. */
 export class Client {
@@ -89,7 +89,7 @@ export class Client {
         const place = platform.place(options.profile);
         const url = options.url ?? place.url ?? LOCAL;
         if (url.startsWith("unix:")) {
-            throw invalid("url", `${url} is a socket, which cannot be reached from here`, "give the server's http:// or https:// address");
+            throw invalid("url", `${url} is a Unix socket, which this SDK does not support`, "give the server's http:// or https:// address");
         }
         if (!URL.canParse(url) || !/^https?:/.test(url)) {
             throw invalid("url", `${JSON.stringify(url)} is not the URL of a server`, `give one such as ${LOCAL}`);
@@ -101,7 +101,7 @@ export class Client {
         this.requestTimeout = options.requestTimeout ?? 60;
         this.reconnect = options.reconnect ?? 30;
         if (this.#key !== undefined && !/^[\x21-\x7e]+$/.test(this.#key)) {
-            throw invalid("apiKey", "the key has characters that no key has", "give one of atl_ and 64 hex digits");
+            throw invalid("apiKey", "the API key has invalid characters", "use a key of the form atl_ and 64 hex digits");
         }
     }
 
@@ -136,10 +136,10 @@ export class Client {
         try {
             return (text === "" ? undefined : JSON.parse(text)) as T;
         } catch {
-            throw new AtollError(`${what}: the answer is not JSON`, {
+            throw new AtollError(`${what}: the response is not JSON`, {
                 code: "UNEXPECTED_ANSWER",
                 category: "internal",
-                remedy: `see that ${this.url} is an Atoll server`,
+                remedy: `check whether ${this.url} is an Atoll server`,
             });
         }
     }
@@ -224,9 +224,9 @@ export class Client {
             }
         } while (await retry.pause());
         options.signal?.throwIfAborted();
-        throw new ConnectionError(`GET ${path}: the stream breaks off again and again`, {
+        throw new ConnectionError(`GET ${path}: the stream broke several times`, {
             sent: true,
-            remedy: "see what is between here and the server",
+            remedy: "check the network and proxies between this program and the server",
         });
     }
 

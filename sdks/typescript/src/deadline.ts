@@ -19,7 +19,7 @@ export class Deadline {
         if (seconds > 0 && Number.isFinite(seconds)) {
             const over = () => {
                 const message = `${what}: not done after ${seconds} s`;
-                this.#controller.abort(new TimeoutError(message, "give it more time, or see what the server does"));
+                this.#controller.abort(new TimeoutError(message, "use a longer timeout, or check whether the server is overloaded"));
             };
             // Timers cannot count further than 2^31 milliseconds.
             this.#timer = setTimeout(over, Math.min(seconds * 1000, 2 ** 31 - 1));

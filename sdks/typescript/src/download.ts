@@ -60,8 +60,8 @@ export async function* download(client: Client, path: string, query: Query, opti
         }
     } while (await retry.pause());
     options.signal?.throwIfAborted();
-    throw new ConnectionError(`GET ${path}: the answer breaks off again and again`, {
+    throw new ConnectionError(`GET ${path}: the connection broke several times`, {
         sent: true,
-        remedy: "see what is between here and the server",
+        remedy: "check the network and proxies between this program and the server",
     });
 }

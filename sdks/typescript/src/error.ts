@@ -77,7 +77,7 @@ export class CommandTimeoutError extends AtollError {
         super(`${JSON.stringify(name)} was ended by its timeout`, {
             code: "COMMAND_TIMEOUT",
             category: "provider_timeout",
-            remedy: "give it a longer timeout; 0 is none",
+            remedy: "give it a longer timeout; 0 disables it",
             details: { exec_id: result.execID },
         });
         this.result = result;

@@ -123,10 +123,10 @@ export async function errorFromResponse(response: Response, what: string): Promi
         return known;
     }
     const waits = Number(response.headers.get("retry-after") ?? Number.NaN);
-    return new AtollError(`${what}: the answer is ${response.status} and not one of Atoll's`, {
+    return new AtollError(`${what}: the response with status ${response.status} is not one of Atoll's API`, {
         code: "UNEXPECTED_ANSWER",
         category: response.status >= 500 ? "provider_unavailable" : "internal",
-        remedy: "see that the URL is that of an Atoll server, and what is between",
+        remedy: "check that the URL is that of an Atoll server, and the proxies in between",
         status: response.status,
         retryAfter: Number.isFinite(waits) ? waits : undefined,
     });

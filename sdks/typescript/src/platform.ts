@@ -25,7 +25,7 @@ export interface Platform {
 
 function onlyNode(what: string) {
     return async (): Promise<never> => {
-        throw new UnsupportedError(`${what} needs Node`, "call it in a program of Node");
+        throw new UnsupportedError(`${what} needs Node`, "run it in Node");
     };
 }
 

@@ -60,7 +60,7 @@ export async function openSocket(client: Client, path: string, listeners: Socket
 function opened(socket: WebSocket, client: Client): Promise<void> {
     return new Promise((done, fail) => {
         const failed = () => {
-            const remedy = "see that the server runs, and that what is between lets WebSockets through";
+            const remedy = "check that the server runs, and that proxies in between allow WebSockets";
             fail(new ConnectionError(`${client.url}: a WebSocket could not be opened`, { sent: true, remedy }));
         };
         socket.addEventListener("open", () => done());

@@ -275,7 +275,7 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
     },
 };
 
-/** Reopens a connection of its own through a bad line. */
+/** Retries work that opens its own connection through a bad line. */
 async function insist<T>(work: () => Promise<T>): Promise<T> {
     for (;;) {
         try {

@@ -28,7 +28,7 @@ class Address:
         except ValueError as error:
             raise InvalidConfiguration(f"{url!r} is not a URL: {error}", remedy=remedy) from None
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
-            raise InvalidConfiguration("the key is empty or has characters no key has", remedy="look at ATOLL_API_KEY")
+            raise InvalidConfiguration("the API key is empty or has invalid characters", remedy="check ATOLL_API_KEY")
         self.key = key.strip() if key else None
         #: The path of the Unix socket, for `unix://` URLs.
         self.socket = url.removeprefix("unix://") if url.startswith("unix:///") else None
@@ -39,7 +39,7 @@ class Address:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise InvalidConfiguration(f"{url!r} is not the URL of a server", remedy=remedy)
         if parts.username is not None:
-            raise InvalidConfiguration("the URL has a user's name in it", remedy="give the key as api_key")
+            raise InvalidConfiguration("the URL contains a user name", remedy="give the key as api_key")
         #: `base` is what requests are sent to: the same, but for a Unix socket.
         self.url = self.base = url.rstrip("/")
         self.secure = parts.scheme == "https"
@@ -76,17 +76,17 @@ def _profile(wanted: str | None) -> dict[str, str] | None:
     if not written.strip():
         if wanted is None:
             return None
-        raise InvalidConfiguration(f"there is no profile {wanted!r} in {file}", remedy="make it with `atoll login`")
+        raise InvalidConfiguration(f"there is no profile {wanted!r} in {file}", remedy="create it with `atoll login`")
     import tomllib
 
     try:
         config = tomllib.loads(written)
     except tomllib.TOMLDecodeError as error:
-        raise InvalidConfiguration(f"{file} is not TOML: {error}", remedy="write it anew with `atoll login`") from None
+        raise InvalidConfiguration(f"{file} is not TOML: {error}", remedy="write it again with `atoll login`") from None
     name = wanted or config.get("default")
     profile = config.get("profiles", {}).get(name) if name is not None else None
     if profile is None and name is not None:
-        raise InvalidConfiguration(f"there is no profile {name!r} in {file}", remedy="make it with `atoll login`")
+        raise InvalidConfiguration(f"there is no profile {name!r} in {file}", remedy="create it with `atoll login`")
     return profile if isinstance(profile, dict) else None
 
 

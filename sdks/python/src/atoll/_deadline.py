@@ -32,5 +32,5 @@ class Deadline:
         """The error for an exceeded deadline."""
         return DeadlineExceeded(
             f"{self.what} took longer than {self.seconds:g} s",
-            remedy="give it a longer timeout, or look whether the server is busy",
+            remedy="give it a longer timeout, or check whether the server is overloaded",
         )

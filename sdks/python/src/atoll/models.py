@@ -105,10 +105,10 @@ class CommandResult:
         details = {"exit_code": str(self.exit_code), "exec_id": self.exec_id}
         error: CommandFailed | CommandTimeout
         if self.timed_out:
-            remedy = "give it a longer timeout; timeout=None is none"
+            remedy = "give it a longer timeout; timeout=None disables it"
             error = CommandTimeout(self._summary("was ended by its timeout"), details=details, remedy=remedy)
         else:
-            end = "was killed for want of memory" if self.oom_killed else f"ended with {self.exit_code}"
+            end = "was killed because it ran out of memory" if self.oom_killed else f"ended with {self.exit_code}"
             error = CommandFailed(self._summary(end), details=details)
         error.result = self
         raise error
@@ -296,6 +296,6 @@ def parse(kind: type[T], body: Mapping[str, Any]) -> T:
             values[name] = read(value) if read else value
         elif needed:
             raise UnexpectedAnswer(
-                f"the answer has no {key}", remedy="this release of the SDK may be too old or too new for the server"
+                f"the response has no {key}", remedy="this release of the SDK may be too old or too new for the server"
             )
     return kind(**values)

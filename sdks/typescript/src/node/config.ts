@@ -27,7 +27,7 @@ function profileOf(file: string, requested: string | undefined): ServerLocation 
         if (requested === undefined && (error as NodeJS.ErrnoException).code === "ENOENT") {
             return {};
         }
-        throw invalid("profile", `${file} cannot be read: ${(error as Error).message}`, "make it with `atoll login`");
+        throw invalid("profile", `${file} cannot be read: ${(error as Error).message}`, "create it with `atoll login`");
     }
     const { chosen, profiles } = parseProfiles(text, file);
     const name = requested ?? chosen;
@@ -37,7 +37,7 @@ function profileOf(file: string, requested: string | undefined): ServerLocation 
     const found = profiles.get(name);
     if (!found) {
         const known = [...profiles.keys()].join(", ") || "none";
-        throw invalid("profile", `${file} has no profile ${JSON.stringify(name)}; there are: ${known}`, "name one of them, or make it with `atoll login`");
+        throw invalid("profile", `${file} has no profile ${JSON.stringify(name)}; there are: ${known}`, "use one of them, or create it with `atoll login`");
     }
     return { url: found.url, apiKey: found.api_key };
 }

@@ -38,7 +38,7 @@ export async function uploadDir(client: Client, path: string, from: string, opti
         try {
             yield* pack(from, left, options, () => watchdog.reset());
         } catch (error) {
-            unreadable.abort(invalid("local", `${from} cannot be read: ${(error as Error).message}`, "see what may be read there"));
+            unreadable.abort(invalid("local", `${from} cannot be read: ${(error as Error).message}`, "check its permissions"));
         }
     }
     try {
@@ -54,7 +54,7 @@ export async function uploadDir(client: Client, path: string, from: string, opti
         });
         return { entries: answer.entries, bytes: answer.bytes, skipped: [...left, ...answer.skippedEntries] };
     } catch (error) {
-        throw watchdog.expired ? new TimeoutError(`PUT ${path}: nothing was taken for ${STALL / 1000} s`, "see what the server does") : error;
+        throw watchdog.expired ? new TimeoutError(`PUT ${path}: the server read nothing for ${STALL / 1000} s`, "check whether the server is overloaded") : error;
     } finally {
         watchdog.end();
     }
@@ -85,7 +85,7 @@ async function* pack(from: string, left: Transferred["skipped"], options: Direct
                 }
                 yield padding(about.size);
             } else {
-                left.push({ name: path, why: "it is no file, directory or link" });
+                left.push({ name: path, why: "it is not a file, directory or link" });
             }
         }
     };
@@ -118,7 +118,7 @@ export async function downloadDir(client: Client, path: string, to: string, opti
             return await unpack(piecesOf(response), to, options, () => watchdog.reset());
         } catch (thrown) {
             options.signal?.throwIfAborted();
-            const error = watchdog.expired ? new ConnectionError(`GET ${path}: nothing comes any more`, { sent: true }) : client.broken(thrown);
+            const error = watchdog.expired ? new ConnectionError(`GET ${path}: the server sends nothing any more`, { sent: true }) : client.broken(thrown);
             if (!(error instanceof ConnectionError) || tries === TRIES) {
                 throw error;
             }
@@ -198,7 +198,7 @@ async function unfit(to: string, name: string, entry: TarEntry): Promise<string 
         return "it is not in the directory";
     }
     if (entry.type === "other") {
-        return "it is no file, directory or link";
+        return "it is not a file, directory or link";
     }
     if (entry.type === "link" && leadsOut(name, entry.target)) {
         return "it leads out of the directory";

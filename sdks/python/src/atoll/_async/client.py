@@ -49,7 +49,8 @@ class Answer:
             return json.loads(self.body)
         except ValueError:
             raise UnexpectedAnswer(
-                f"the answer is not JSON: {self.body[:60]!r}", remedy="look whether the URL is that of an Atoll server"
+                f"the response is not JSON: {self.body[:60]!r}",
+                remedy="check whether the URL is that of an Atoll server",
             ) from None
 
 
@@ -193,15 +194,15 @@ class AsyncClient:
         if isinstance(error, _Away):
             return error.error
         if isinstance(error, Unreachable):
-            remedy = "look at the URL (ATOLL_URL), or start a server there with `atoll serve`"
+            remedy = "check the URL (ATOLL_URL), or start a server there with `atoll serve`"
             if is_certificate_error(error):
-                remedy = "a certificate of your own is trusted with ATOLL_CA_FILE; a server without one is http://"
+                remedy = "a private certificate is trusted with ATOLL_CA_FILE; use http:// for a server without TLS"
             return ConnectionFailed(f"{call.what}: no server answers at {self.url}: {error}", remedy=remedy)
         if call.repeat:
             return ConnectionFailed(f"{call.what}: the connection to {self.url} breaks again and again: {error}")
         return ConnectionFailed(
             f"{call.what}: the connection to {self.url} broke, and it is not known whether it was done: {error}",
-            remedy="look before you do it again",
+            remedy="check the result before you try again",
         )
 
     def refused(self, answer: Answer) -> AtollError:
@@ -212,9 +213,9 @@ class AsyncClient:
             body = None
         if not isinstance(body, dict) or "code" not in body:
             unexpected = UnexpectedAnswer(
-                f"{self.url} answered {answer.status} without saying why",
+                f"{self.url} answered {answer.status} without an Atoll error",
                 status=answer.status,
-                remedy="look whether the URL is that of an Atoll server",
+                remedy="check whether the URL is that of an Atoll server",
             )
             if answer.status in _AWAY:
                 raise _Away(unexpected)

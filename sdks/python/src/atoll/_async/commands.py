@@ -148,7 +148,7 @@ class AsyncCommands:
 
     async def get(self, exec_id: str) -> CommandInfo:
         """Returns a command by its id, `tag:NAME` or `pid:NUMBER`."""
-        answer = await self._api.request("GET", f"/commands/{segment(exec_id)}", f"looking at {exec_id}")
+        answer = await self._api.request("GET", f"/commands/{segment(exec_id)}", f"fetching {exec_id}")
         return parse(CommandInfo, answer.json())
 
     async def connect(self, exec_id: str) -> AsyncCommandHandle:
@@ -247,7 +247,7 @@ class AsyncCommandHandle:
 
     async def info(self) -> CommandInfo:
         """Fetches the current state of the command."""
-        answer = await self._api.request("GET", self._path, f"looking at {self.exec_id}")
+        answer = await self._api.request("GET", self._path, f"fetching {self.exec_id}")
         return parse(CommandInfo, answer.json())
 
     async def kill(self) -> None:
@@ -293,7 +293,7 @@ class AsyncCommandHandle:
 
     async def close_stdin(self) -> None:
         """Closes the command's standard input."""
-        what = f"closing the input of {self.exec_id}"
+        what = f"closing the standard input of {self.exec_id}"
         await self._api.request("POST", f"{self._path}/stdin/close", what, repeat=True)
 
     async def _begin(self, data: str | bytes, limit: float | None, more: bool) -> None:

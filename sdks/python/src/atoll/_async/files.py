@@ -105,7 +105,8 @@ class AsyncFiles:
         """Returns the metadata of a path. Symbolic links are not followed."""
         query = {"path": path, "user": user}
         return parse(
-            FileInfo, (await self._api.request("GET", "/files/stat", f"looking at {path}", query=query)).json()
+            FileInfo,
+            (await self._api.request("GET", "/files/stat", f"reading the metadata of {path}", query=query)).json(),
         )
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
@@ -132,7 +133,7 @@ class AsyncFiles:
 
     async def make_dir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
         """Creates a directory and its missing parents. An existing directory is no error."""
-        await self._change("mkdir", f"making {path}", {"path": path, "mode": f"{mode:o}", "user": user}, repeat=True)
+        await self._change("mkdir", f"creating {path}", {"path": path, "mode": f"{mode:o}", "user": user}, repeat=True)
 
     async def remove(self, path: str, *, recursive: bool = True, user: str | None = None) -> None:
         """Removes a file, or a directory and its contents."""
@@ -176,7 +177,7 @@ class AsyncFiles:
 
     async def _link(self, act: str, path: str, expires_in: int, user: str | None) -> SignedUrl:
         body = {"path": path, "expiresIn": expires_in, "user": user}
-        answer = await self._api.request("POST", f"/files/{act}", f"making a link to {path}", json=body, repeat=True)
+        answer = await self._api.request("POST", f"/files/{act}", f"signing a URL for {path}", json=body, repeat=True)
         return parse(SignedUrl, answer.json())
 
     async def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> AsyncWatch:
@@ -207,7 +208,7 @@ class AsyncFiles:
         """
         data = await blocking(Data.directory, local)
         query = {"path": path, "user": user}
-        what = f"sending {local} to {path}"
+        what = f"uploading {local} to {path}"
         return parse(UnpackSummary, await self._send("/files/archive", what, query, data, progress, timeout))
 
     async def download_dir(
@@ -224,7 +225,7 @@ class AsyncFiles:
         Nothing is written outside the local directory, whatever the sandbox sends: links that point outside, devices
         and sockets are skipped, and set-id bits are dropped.
         """
-        deadline = Deadline(timeout, f"fetching {path} from {self._api.id}")
+        deadline = Deadline(timeout, f"downloading {path} from {self._api.id}")
         call = Call("GET", f"{self._api.path}/files/archive", deadline.what, {"path": path, "user": user}, repeat=True)
         client = self._api.client
         retry = RetryPolicy(client.reconnect)
@@ -288,7 +289,7 @@ class AsyncWatch:
         self._over = False
 
     async def _begin(self, timeout: float) -> None:
-        deadline = Deadline(timeout, f"beginning to watch {self._path}")
+        deadline = Deadline(timeout, f"starting to watch {self._path}")
         try:
             await self._events.begin(deadline.until)
         except TimeoutError:

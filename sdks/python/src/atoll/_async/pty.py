@@ -52,7 +52,7 @@ class AsyncPtys:
         body = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
         # The tag finds the terminal if the response is lost; the idempotency key covers concurrent retries.
         tag = os.urandom(16).hex()
-        deadline = Deadline(self._api.client.timeout, "making a terminal")
+        deadline = Deadline(self._api.client.timeout, "creating a terminal")
         while True:
             try:
                 answer = await self._api.request(
@@ -76,7 +76,7 @@ class AsyncPtys:
         return await self._find(pty_id, ends=False)
 
     async def _find(self, pty_id: str, *, ends: bool) -> AsyncPty:
-        answer = await self._api.request("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
+        answer = await self._api.request("GET", f"/pty/{segment(pty_id)}", f"connecting to {pty_id}")
         return AsyncPty(self._api, parse(PtyInfo, answer.json()), ends=ends)
 
     async def list(self) -> list[PtyInfo]:
@@ -86,7 +86,7 @@ class AsyncPtys:
     async def kill(self, pty_id: str) -> bool:
         """Kills a terminal's program and all its child processes. Returns whether the terminal exists."""
         try:
-            await self._api.request("DELETE", f"/pty/{segment(pty_id)}", f"ending {pty_id}")
+            await self._api.request("DELETE", f"/pty/{segment(pty_id)}", f"killing {pty_id}")
         except TerminalNotFound:
             return False
         return True
@@ -141,7 +141,7 @@ class AsyncPty:
             if error is None:
                 raise
             # The first error is the one to report.
-            error.add_note(f"the terminal {self.id} could not be ended: {failure}")
+            error.add_note(f"the terminal {self.id} could not be killed: {failure}")
         finally:
             self.close()
 
@@ -183,7 +183,7 @@ class AsyncPty:
     async def send(self, data: str | bytes) -> None:
         """Writes input to the terminal."""
         keys = data.encode() if isinstance(data, str) else data
-        deadline = Deadline(self._api.client.timeout, f"sending keys to {self.id}")
+        deadline = Deadline(self._api.client.timeout, f"writing to {self.id}")
         while True:
             socket = None
             try:
@@ -203,7 +203,7 @@ class AsyncPty:
     async def kill(self) -> None:
         """Kills the program and all its child processes. A terminal that has ended is no error."""
         try:
-            await self._api.request("DELETE", self._path, f"ending {self.id}")
+            await self._api.request("DELETE", self._path, f"killing {self.id}")
         except TerminalNotFound:
             pass
         self.close()
@@ -216,7 +216,7 @@ class AsyncPty:
         async with self._joining:
             if self._socket is None:
                 deadline = Deadline(max(0.0, min(self._api.client.timeout, until - monotonic())), "")
-                self._socket = await self._api.socket(self._path, f"joining {self.id}", deadline)
+                self._socket = await self._api.socket(self._path, f"connecting to {self.id}", deadline)
             return self._socket
 
     def _drop(self, socket: WebSocket | None) -> None:
@@ -226,7 +226,7 @@ class AsyncPty:
                 self._socket = None
 
     async def _pause(self, error: Broken, deadline: Deadline) -> None:
-        call = Call("GET", self._path, f"joining {self.id} in {self._api.id}", repeat=True)
+        call = Call("GET", self._path, f"connecting to {self.id} in {self._api.id}", repeat=True)
         await self._api.client.pause(call, error, self._retry, deadline)
 
     async def _closed(self, closed: SocketClosed, deadline: Deadline) -> None:
@@ -235,11 +235,11 @@ class AsyncPty:
             self._over = True
             return
         if closed.code in (1001, 1012):
-            await self._pause(Broken("the server went away"), deadline)
+            await self._pause(Broken("the server is shutting down"), deadline)
             return
         try:
             # The HTTP route returns the complete error, which a close code cannot.
-            await self._api.request("GET", self._path, f"joining {self.id}")
+            await self._api.request("GET", self._path, f"connecting to {self.id}")
         except TerminalNotFound:
             self._over = True
             return

@@ -119,7 +119,7 @@ class AsyncSandbox:
         }
         # With the idempotency key, a retry does not create a second sandbox.
         headers = {"idempotency-key": os.urandom(16).hex()}
-        call = Call("POST", "/sandboxes", "making a sandbox", {}, encoded(body), headers=headers, repeat=True)
+        call = Call("POST", "/sandboxes", "creating a sandbox", {}, encoded(body), headers=headers, repeat=True)
         answer = await client.request(call)
         return cls(client, parse(SandboxInfo, answer.json()), ends=True)
 
@@ -127,7 +127,7 @@ class AsyncSandbox:
     async def connect(cls, id: str, *, client: AsyncClient | None = None) -> AsyncSandbox:
         """Returns an existing sandbox by its id or alias. `with` does not delete it."""
         client = client or AsyncClient.default()
-        answer = await AsyncSandboxApi(client, id).request("GET", "", "looking for the sandbox")
+        answer = await AsyncSandboxApi(client, id).request("GET", "", "fetching the sandbox")
         return cls(client, parse(SandboxInfo, answer.json()), ends=False)
 
     @classmethod
@@ -198,19 +198,19 @@ class AsyncSandbox:
             if error is None:
                 raise
             # The first error is the one to report.
-            error.add_note(f"the sandbox {self.id} could not be ended: {failure}")
+            error.add_note(f"the sandbox {self.id} could not be deleted: {failure}")
 
     async def kill(self) -> bool:
         """Deletes the sandbox and its files. Returns whether it existed."""
         try:
-            await self._api.request("DELETE", "", "ending the sandbox")
+            await self._api.request("DELETE", "", "deleting the sandbox")
         except SandboxNotFound:
             return False
         return True
 
     async def refresh(self) -> SandboxInfo:
         """Fetches the current state of the sandbox, and updates `info`."""
-        return self._updated((await self._api.request("GET", "", "looking at the sandbox")).json())
+        return self._updated((await self._api.request("GET", "", "fetching the sandbox")).json())
 
     async def stop(self) -> SandboxInfo:
         """Stops the sandbox: ends its processes and keeps its files."""
@@ -277,7 +277,7 @@ class AsyncSandbox:
             "onIdle": on_idle,
             "autoResume": auto_resume,
         }
-        answer = await self._api.request("PATCH", "", "changing the sandbox", json=body, repeat=True)
+        answer = await self._api.request("PATCH", "", "updating the sandbox", json=body, repeat=True)
         return self._updated(answer.json())
 
     async def set_network(

@@ -101,7 +101,7 @@ class EventStream:
                     self._retry.progress()
                     self._waiting.extend(one for one in self._events.feed(data) if one.event != "ping")
                 else:
-                    raise Broken("the stream ended before its last word")
+                    raise Broken("the stream ended before its last event")
             except TimeoutError:
                 if monotonic() >= until:
                     raise

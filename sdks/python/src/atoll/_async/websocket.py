@@ -64,9 +64,9 @@ class WebSocket:
         except ProxyError as error:
             raise Unreachable(str(error)) from error
         except InvalidMessage as error:
-            raise Broken(f"the connection was closed without an answer: {error}") from error
+            raise Broken(f"the connection was closed without a response: {error}") from error
         except InvalidHandshake as error:
-            raise UnexpectedAnswer(f"{client.url} did not answer as WebSockets do: {error}") from None
+            raise UnexpectedAnswer(f"{client.url} did not accept the WebSocket: {error}") from None
         except TimeoutError:
             raise
         except ConnectionResetError as error:

@@ -149,7 +149,7 @@ class Commands:
 
     def get(self, exec_id: str) -> CommandInfo:
         """Returns a command by its id, `tag:NAME` or `pid:NUMBER`."""
-        answer = self._api.request("GET", f"/commands/{segment(exec_id)}", f"looking at {exec_id}")
+        answer = self._api.request("GET", f"/commands/{segment(exec_id)}", f"fetching {exec_id}")
         return parse(CommandInfo, answer.json())
 
     def connect(self, exec_id: str) -> CommandHandle:
@@ -248,7 +248,7 @@ class CommandHandle:
 
     def info(self) -> CommandInfo:
         """Fetches the current state of the command."""
-        answer = self._api.request("GET", self._path, f"looking at {self.exec_id}")
+        answer = self._api.request("GET", self._path, f"fetching {self.exec_id}")
         return parse(CommandInfo, answer.json())
 
     def kill(self) -> None:
@@ -294,7 +294,7 @@ class CommandHandle:
 
     def close_stdin(self) -> None:
         """Closes the command's standard input."""
-        what = f"closing the input of {self.exec_id}"
+        what = f"closing the standard input of {self.exec_id}"
         self._api.request("POST", f"{self._path}/stdin/close", what, repeat=True)
 
     def _begin(self, data: str | bytes, limit: float | None, more: bool) -> None:

@@ -80,7 +80,9 @@ class Download:
         return stream
 
     def _compare(self, whole: bool) -> None:
-        stat = (self._api.request("GET", "/files/stat", f"looking at {self._path}", query=self._query)).json()
+        stat = (
+            self._api.request("GET", "/files/stat", f"reading the metadata of {self._path}", query=self._query)
+        ).json()
         same = (stat.get("modifiedAt"), stat.get("size"))
         if whole or same != (self._same or same):
             raise Conflict(f"{self._path} was changed while it was read", remedy="read it again")

@@ -106,7 +106,8 @@ class Files:
         """Returns the metadata of a path. Symbolic links are not followed."""
         query = {"path": path, "user": user}
         return parse(
-            FileInfo, (self._api.request("GET", "/files/stat", f"looking at {path}", query=query)).json()
+            FileInfo,
+            (self._api.request("GET", "/files/stat", f"reading the metadata of {path}", query=query)).json(),
         )
 
     def exists(self, path: str, *, user: str | None = None) -> bool:
@@ -133,7 +134,7 @@ class Files:
 
     def make_dir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
         """Creates a directory and its missing parents. An existing directory is no error."""
-        self._change("mkdir", f"making {path}", {"path": path, "mode": f"{mode:o}", "user": user}, repeat=True)
+        self._change("mkdir", f"creating {path}", {"path": path, "mode": f"{mode:o}", "user": user}, repeat=True)
 
     def remove(self, path: str, *, recursive: bool = True, user: str | None = None) -> None:
         """Removes a file, or a directory and its contents."""
@@ -177,7 +178,7 @@ class Files:
 
     def _link(self, act: str, path: str, expires_in: int, user: str | None) -> SignedUrl:
         body = {"path": path, "expiresIn": expires_in, "user": user}
-        answer = self._api.request("POST", f"/files/{act}", f"making a link to {path}", json=body, repeat=True)
+        answer = self._api.request("POST", f"/files/{act}", f"signing a URL for {path}", json=body, repeat=True)
         return parse(SignedUrl, answer.json())
 
     def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> Watch:
@@ -208,7 +209,7 @@ class Files:
         """
         data = blocking(Data.directory, local)
         query = {"path": path, "user": user}
-        what = f"sending {local} to {path}"
+        what = f"uploading {local} to {path}"
         return parse(UnpackSummary, self._send("/files/archive", what, query, data, progress, timeout))
 
     def download_dir(
@@ -225,7 +226,7 @@ class Files:
         Nothing is written outside the local directory, whatever the sandbox sends: links that point outside, devices
         and sockets are skipped, and set-id bits are dropped.
         """
-        deadline = Deadline(timeout, f"fetching {path} from {self._api.id}")
+        deadline = Deadline(timeout, f"downloading {path} from {self._api.id}")
         call = Call("GET", f"{self._api.path}/files/archive", deadline.what, {"path": path, "user": user}, repeat=True)
         client = self._api.client
         retry = RetryPolicy(client.reconnect)
@@ -289,7 +290,7 @@ class Watch:
         self._over = False
 
     def _begin(self, timeout: float) -> None:
-        deadline = Deadline(timeout, f"beginning to watch {self._path}")
+        deadline = Deadline(timeout, f"starting to watch {self._path}")
         try:
             self._events.begin(deadline.until)
         except TimeoutError:

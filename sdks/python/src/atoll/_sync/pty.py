@@ -53,7 +53,7 @@ class Ptys:
         body = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
         # The tag finds the terminal if the response is lost; the idempotency key covers concurrent retries.
         tag = os.urandom(16).hex()
-        deadline = Deadline(self._api.client.timeout, "making a terminal")
+        deadline = Deadline(self._api.client.timeout, "creating a terminal")
         while True:
             try:
                 answer = self._api.request(
@@ -77,7 +77,7 @@ class Ptys:
         return self._find(pty_id, ends=False)
 
     def _find(self, pty_id: str, *, ends: bool) -> Pty:
-        answer = self._api.request("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
+        answer = self._api.request("GET", f"/pty/{segment(pty_id)}", f"connecting to {pty_id}")
         return Pty(self._api, parse(PtyInfo, answer.json()), ends=ends)
 
     def list(self) -> list[PtyInfo]:
@@ -87,7 +87,7 @@ class Ptys:
     def kill(self, pty_id: str) -> bool:
         """Kills a terminal's program and all its child processes. Returns whether the terminal exists."""
         try:
-            self._api.request("DELETE", f"/pty/{segment(pty_id)}", f"ending {pty_id}")
+            self._api.request("DELETE", f"/pty/{segment(pty_id)}", f"killing {pty_id}")
         except TerminalNotFound:
             return False
         return True
@@ -142,7 +142,7 @@ class Pty:
             if error is None:
                 raise
             # The first error is the one to report.
-            error.add_note(f"the terminal {self.id} could not be ended: {failure}")
+            error.add_note(f"the terminal {self.id} could not be killed: {failure}")
         finally:
             self.close()
 
@@ -184,7 +184,7 @@ class Pty:
     def send(self, data: str | bytes) -> None:
         """Writes input to the terminal."""
         keys = data.encode() if isinstance(data, str) else data
-        deadline = Deadline(self._api.client.timeout, f"sending keys to {self.id}")
+        deadline = Deadline(self._api.client.timeout, f"writing to {self.id}")
         while True:
             socket = None
             try:
@@ -204,7 +204,7 @@ class Pty:
     def kill(self) -> None:
         """Kills the program and all its child processes. A terminal that has ended is no error."""
         try:
-            self._api.request("DELETE", self._path, f"ending {self.id}")
+            self._api.request("DELETE", self._path, f"killing {self.id}")
         except TerminalNotFound:
             pass
         self.close()
@@ -217,7 +217,7 @@ class Pty:
         with self._joining:
             if self._socket is None:
                 deadline = Deadline(max(0.0, min(self._api.client.timeout, until - monotonic())), "")
-                self._socket = self._api.socket(self._path, f"joining {self.id}", deadline)
+                self._socket = self._api.socket(self._path, f"connecting to {self.id}", deadline)
             return self._socket
 
     def _drop(self, socket: WebSocket | None) -> None:
@@ -227,7 +227,7 @@ class Pty:
                 self._socket = None
 
     def _pause(self, error: Broken, deadline: Deadline) -> None:
-        call = Call("GET", self._path, f"joining {self.id} in {self._api.id}", repeat=True)
+        call = Call("GET", self._path, f"connecting to {self.id} in {self._api.id}", repeat=True)
         self._api.client.pause(call, error, self._retry, deadline)
 
     def _closed(self, closed: SocketClosed, deadline: Deadline) -> None:
@@ -236,11 +236,11 @@ class Pty:
             self._over = True
             return
         if closed.code in (1001, 1012):
-            self._pause(Broken("the server went away"), deadline)
+            self._pause(Broken("the server is shutting down"), deadline)
             return
         try:
             # The HTTP route returns the complete error, which a close code cannot.
-            self._api.request("GET", self._path, f"joining {self.id}")
+            self._api.request("GET", self._path, f"connecting to {self.id}")
         except TerminalNotFound:
             self._over = True
             return

@@ -120,7 +120,7 @@ class Sandbox:
         }
         # With the idempotency key, a retry does not create a second sandbox.
         headers = {"idempotency-key": os.urandom(16).hex()}
-        call = Call("POST", "/sandboxes", "making a sandbox", {}, encoded(body), headers=headers, repeat=True)
+        call = Call("POST", "/sandboxes", "creating a sandbox", {}, encoded(body), headers=headers, repeat=True)
         answer = client.request(call)
         return cls(client, parse(SandboxInfo, answer.json()), ends=True)
 
@@ -128,7 +128,7 @@ class Sandbox:
     def connect(cls, id: str, *, client: Client | None = None) -> Sandbox:
         """Returns an existing sandbox by its id or alias. `with` does not delete it."""
         client = client or Client.default()
-        answer = SandboxApi(client, id).request("GET", "", "looking for the sandbox")
+        answer = SandboxApi(client, id).request("GET", "", "fetching the sandbox")
         return cls(client, parse(SandboxInfo, answer.json()), ends=False)
 
     @classmethod
@@ -199,19 +199,19 @@ class Sandbox:
             if error is None:
                 raise
             # The first error is the one to report.
-            error.add_note(f"the sandbox {self.id} could not be ended: {failure}")
+            error.add_note(f"the sandbox {self.id} could not be deleted: {failure}")
 
     def kill(self) -> bool:
         """Deletes the sandbox and its files. Returns whether it existed."""
         try:
-            self._api.request("DELETE", "", "ending the sandbox")
+            self._api.request("DELETE", "", "deleting the sandbox")
         except SandboxNotFound:
             return False
         return True
 
     def refresh(self) -> SandboxInfo:
         """Fetches the current state of the sandbox, and updates `info`."""
-        return self._updated((self._api.request("GET", "", "looking at the sandbox")).json())
+        return self._updated((self._api.request("GET", "", "fetching the sandbox")).json())
 
     def stop(self) -> SandboxInfo:
         """Stops the sandbox: ends its processes and keeps its files."""
@@ -278,7 +278,7 @@ class Sandbox:
             "onIdle": on_idle,
             "autoResume": auto_resume,
         }
-        answer = self._api.request("PATCH", "", "changing the sandbox", json=body, repeat=True)
+        answer = self._api.request("PATCH", "", "updating the sandbox", json=body, repeat=True)
         return self._updated(answer.json())
 
     def set_network(
