@@ -44,7 +44,7 @@ CLASSES = {
     "atoll.tools": ["Tools"],
 }
 #: Methods without underscore that only other modules of the package use.
-INSIDE = {"request", "open", "pause", "broken", "refused"}
+INSIDE = {"request", "open", "pause", "broken", "parse_error"}
 
 
 def text(documented: object) -> str:

@@ -1,4 +1,4 @@
-"""A server of the tests' own, on a free port, with a data directory that goes with it; and a proxy that cuts."""
+"""Fixtures: a server on a free port with its own data directory, and proxies that break connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lasting_port() -> int:
 
 
 class Server:
-    """`atoll serve`, which can be killed and started again at the same place."""
+    """`atoll serve`, which can be killed and restarted with the same address and data directory."""
 
     def __init__(self, data: Path) -> None:
         data.mkdir(mode=0o700)
@@ -82,19 +82,19 @@ class Server:
             subprocess.run([os.environ["ATOLL_BIN"], "gc", "--all"], env=environment, check=True, capture_output=True)
             return not any(str(self.data) in text(place) for place in Path("/run/atoll/instances").iterdir())
 
-        # What lasts ends when nothing of it is used any more.
+        # Keepers outlive the server; they end when nothing uses them any more.
         wait_for(collected)
 
 
 def text(path: Path) -> str:
-    """What is in a file that others may remove."""
+    """Contents of a file that may be removed concurrently."""
     try:
         return path.read_text()
     except FileNotFoundError:
         return ""
 
 
-#: What a proxy says whose server is not there.
+#: The response of a proxy that cannot reach its server.
 AWAY = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 3\r\nconnection: close\r\n\r\n502"
 
 
@@ -161,7 +161,7 @@ class Cutter:
 
 
 class Loser(Cutter):
-    """A proxy that loses the answer to one request, once it was done: the first whose head has these words."""
+    """A proxy that drops the response to the first request with these words in its head, after the server processed it."""
 
     def __init__(self, target: int, words: bytes) -> None:
         super().__init__(target, 1 << 40, 1 << 41, seed=1)
@@ -184,7 +184,7 @@ class Loser(Cutter):
 
     @property
     def lost(self) -> int:
-        """How many answers were."""
+        """Number of dropped responses."""
         return len(self._lost)
 
 
@@ -197,7 +197,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
-    """One that may be killed."""
+    """A server that the test may kill."""
     server = Server(tmp_path / "data")
     yield server
     server.close()
@@ -205,7 +205,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session", params=["good", "bad"])
 def line(request: pytest.FixtureRequest) -> str:
-    """How the connections are: everything is tried over those that break, too."""
+    """Kind of connection: each test also runs with connections that break."""
     return str(request.param)
 
 
@@ -220,12 +220,12 @@ def client(server: Server, line: str, request: pytest.FixtureRequest) -> Iterato
     with server.client(cutter.url) as client:
         yield client
     cutter.close()
-    # A few tests alone may have had good luck.
+    # With only a few tests, no connection may have broken.
     assert cutter.cuts > 20 or request.session.testscollected < 50
 
 
 def insist(work: Callable[[], T]) -> T:
-    """What the library must not do again is done again here, if the line breaks."""
+    """Retries calls that the SDK must not retry, if the connection breaks."""
     for _ in range(50):
         with suppress(errors.ConnectionFailed, urllib.error.URLError, ConnectionError, http.client.HTTPException):
             return work()
@@ -233,10 +233,10 @@ def insist(work: Callable[[], T]) -> T:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Looks until it is so."""
+    """Waits until the condition holds."""
     until = monotonic() + 60
     while not condition():
-        assert monotonic() < until, "it did not come to pass"
+        assert monotonic() < until, "the condition did not hold in time"
         sleep(0.01)
 
 

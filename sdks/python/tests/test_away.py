@@ -45,7 +45,7 @@ def impatient() -> Iterator[None]:
 
 
 def ends(work: Callable[[], object]) -> BaseException | None:
-    """How something ends that must not go on for ever."""
+    """The outcome of a call that must not take for ever."""
     results: list[BaseException | None] = []
 
     def run() -> None:
@@ -62,7 +62,7 @@ def ends(work: Callable[[], object]) -> BaseException | None:
     return results[0]
 
 
-def test_a_server_that_falls_silent_is_not_waited_for_without_end(own_server: Server) -> None:
+def test_silent_server_ends_calls(own_server: Server) -> None:
     client = Client(own_server.url, own_server.key, reconnect=1)
     with own_server.client() as patient, Sandbox.create(client=patient, timeout=0) as made:
         sandbox = Sandbox.connect(made.id, client=client)
@@ -96,7 +96,7 @@ def test_a_server_that_falls_silent_is_not_waited_for_without_end(own_server: Se
         assert handle.wait(60).signal == 9
 
 
-def test_a_silence_that_ends_is_no_failure(own_server: Server) -> None:
+def test_short_silence_is_no_error(own_server: Server) -> None:
     with own_server.client() as client, Sandbox.create(client=client, timeout=0) as sandbox:
         handle = sandbox.commands.run("echo one; until [ -e go ]; do sleep 0.05; done; echo two", background=True)
         output = iter(handle)
@@ -108,7 +108,7 @@ def test_a_silence_that_ends_is_no_failure(own_server: Server) -> None:
         assert [piece.text for piece in output] == ["two\n"]
 
 
-def test_a_server_that_falls_silent_is_not_waited_for_on_an_event_loop_either(own_server: Server) -> None:
+def test_silent_server_ends_async_calls(own_server: Server) -> None:
     async def main() -> None:
         client = AsyncClient(own_server.url, own_server.key, reconnect=1)
         async with AsyncClient(own_server.url, own_server.key) as patient:
@@ -126,7 +126,7 @@ def test_a_server_that_falls_silent_is_not_waited_for_on_an_event_loop_either(ow
     asyncio.run(main())
 
 
-def test_a_proxy_without_its_server_is_one_that_restarts(own_server: Server) -> None:
+def test_proxy_without_server_counts_as_restart(own_server: Server) -> None:
     proxy = Cutter(own_server.port, 1 << 40, 1 << 41, seed=1)
     slow = "for n in $(seq 100); do echo $n; sleep 0.01; done; until [ -e go ]; do sleep 0.01; done; echo last"
     with own_server.client(proxy.url) as client, Sandbox.create(client=client, timeout=0) as sandbox:
@@ -156,7 +156,7 @@ def test_a_proxy_without_its_server_is_one_that_restarts(own_server: Server) -> 
     proxy.close()
 
 
-def test_the_same_goes_on_across_a_kill_on_an_event_loop(own_server: Server) -> None:
+def test_async_calls_resume_after_server_kill(own_server: Server) -> None:
     async def main() -> None:
         async with AsyncClient(own_server.url, own_server.key) as client:
             async with await AsyncSandbox.create(client=client, timeout=0) as sandbox:
@@ -207,7 +207,7 @@ class Stub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-def test_only_a_server_that_was_there_is_waited_for_behind_a_proxy() -> None:
+def test_only_known_server_is_retried_behind_proxy() -> None:
     answers = [502, 200, 503, 502, 504, 200, 502]
     statuses = iter(answers)
     with Stub(lambda _: (next(statuses, 502), {}, "[]")) as stub:
@@ -222,7 +222,7 @@ def test_only_a_server_that_was_there_is_waited_for_behind_a_proxy() -> None:
         begin = monotonic()
         with pytest.raises(errors.UnexpectedAnswer, match="answered 502"):
             Sandbox.list(client=client)
-        # No sooner than was said, and not much later.
+        # Not before the limit, and not much after it.
         assert 0.5 <= monotonic() - begin < 30
         stub.shutdown()
 
@@ -246,7 +246,7 @@ SANDBOX = {
 }
 
 
-def test_a_list_has_all_pages() -> None:
+def test_list_has_all_pages() -> None:
     requested: list[dict[str, list[str]]] = []
 
     def page(path: str) -> tuple[int, dict[str, str], str]:
@@ -278,7 +278,7 @@ COMMAND = {"execID": "", "pid": 1, "cmd": "true", "state": "exited", "startedAt"
 TERMINAL = {"ptyID": "", "sessionID": "", "sandboxID": "i0", "pid": 1, "cols": 80, "rows": 24}
 
 
-def test_the_lists_of_a_sandbox_have_all_pages() -> None:
+def test_sandbox_lists_have_all_pages() -> None:
     requested: list[str | None] = []
 
     def page(path: str) -> tuple[int, dict[str, str], str]:

@@ -1,4 +1,4 @@
-"""Commands: what comes back, in whichever way they are run."""
+"""Commands in the foreground and in the background."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from atoll.tools import AsyncTools
 from .conftest import Server, wait_for
 
 
-def test_a_command_tells_what_it_wrote_and_how_it_ended(sandbox: Sandbox) -> None:
+def test_command_returns_output_and_exit_code(sandbox: Sandbox) -> None:
     result = sandbox.commands.run("echo out; echo err >&2; exit 3")
     assert (result.exit_code, result.stdout, result.stderr, result.ok) == (3, "out\n", "err\n", False)
     with pytest.raises(errors.CommandFailed, match=r"^'echo err >&2; exit 3' ended with 3: err$") as failed:
@@ -41,18 +41,18 @@ def test_a_command_tells_what_it_wrote_and_how_it_ended(sandbox: Sandbox) -> Non
     assert place.stdout == "/tmp\nb c\nroot\n"
 
 
-def test_input_of_any_size_and_kind_goes_in(sandbox: Sandbox) -> None:
+def test_stdin_takes_any_size_and_type(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("cat", stdin="text").stdout == "text"
     assert sandbox.commands.run("wc -c", stdin=bytes(range(256)) * 2000).stdout.strip() == "512000"
-    # One that does not want it is no failure.
+    # A command that does not read its input is no error.
     assert sandbox.commands.run("true", stdin=b"x" * 500_000).ok
 
 
-#: More than is held for a command that does not read.
+#: More than the server buffers for a command that does not read.
 LARGE = 6 << 20
 
 
-def test_a_command_may_read_its_input_as_slowly_as_its_own_time_allows(server: Server) -> None:
+def test_stdin_may_be_read_until_command_timeout(server: Server) -> None:
     heard = Event()
 
     def tell(text: str) -> None:
@@ -72,7 +72,7 @@ def test_a_command_may_read_its_input_as_slowly_as_its_own_time_allows(server: S
         wait_for(lambda: sandbox.commands.get(left.exec_id).state == "exited")
 
 
-def test_a_command_that_is_ended_by_its_timeout_raises(sandbox: Sandbox) -> None:
+def test_command_timeout_raises(sandbox: Sandbox) -> None:
     def waited() -> None:
         sandbox.commands.run("echo begun; sleep 60", timeout=3, background=True).wait()
 
@@ -90,7 +90,7 @@ def test_a_command_that_is_ended_by_its_timeout_raises(sandbox: Sandbox) -> None
         assert pickle.loads(pickle.dumps(ended.value)).result == result
 
 
-def test_there_is_a_timeout_unless_it_is_none(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_timeout_applies_unless_none(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll._sync.commands._USUAL", 1)
     with pytest.raises(errors.CommandTimeout):
         sandbox.commands.run("sleep 70")
@@ -99,12 +99,12 @@ def test_there_is_a_timeout_unless_it_is_none(sandbox: Sandbox, monkeypatch: pyt
     assert sandbox.commands.run("sleep 1.5; echo done", background=True).wait().stdout == "done\n"
 
 
-def test_listeners_are_told_at_once(sandbox: Sandbox) -> None:
+def test_listeners_get_output_at_once(sandbox: Sandbox) -> None:
     pieces: list[str] = []
 
     def tell(text: str) -> None:
         pieces.append(text)
-        # It goes on when this was heard.
+        # The command continues after the listener was called.
         sandbox.files.write("heard", "")
 
     script = "echo one; until [ -e heard ]; do sleep 0.01; done; echo two; echo three >&2"
@@ -113,12 +113,12 @@ def test_listeners_are_told_at_once(sandbox: Sandbox) -> None:
     assert (result.stdout, result.stderr) == ("one\ntwo\n", "three\n")
 
 
-def test_a_command_in_the_background_can_be_fed_followed_and_found(sandbox: Sandbox) -> None:
+def test_background_command_has_stdin_output_and_tag(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("cat; exit 7", background=True, open_stdin=True, tag="fed")
     handle.send_stdin("één\n")
     other = sandbox.commands.connect("tag:fed")
     assert other.exec_id == handle.exec_id
-    # A handle that did not write before finds out how much was.
+    # A new handle fetches the offset of the input.
     other.send_stdin(b"two\n")
     handle._input_at = None
     handle.send_stdin("three\n")
@@ -131,7 +131,7 @@ def test_a_command_in_the_background_can_be_fed_followed_and_found(sandbox: Sand
         handle.send_stdin("more")
 
 
-def test_signals_and_kills_reach_it(sandbox: Sandbox, line: str) -> None:
+def test_signals_and_kills_reach_command(sandbox: Sandbox, line: str) -> None:
     handle = sandbox.commands.run(
         "trap 'echo got; exit 5' INT; echo ready; while :; do sleep 0.05; done", background=True
     )
@@ -140,7 +140,7 @@ def test_signals_and_kills_reach_it(sandbox: Sandbox, line: str) -> None:
     try:
         handle.signal(signal.SIGINT)
     except errors.ConnectionFailed:
-        # It is not known whether it came, and twice is not once.
+        # The signal may have arrived, and is not idempotent.
         if (info := handle.info()).state == "running":
             handle.signal(signal.SIGINT)
         assert line == "bad", info
@@ -152,14 +152,14 @@ def test_signals_and_kills_reach_it(sandbox: Sandbox, line: str) -> None:
     assert not sandbox.commands.kill("exec_" + "0" * 20)
 
 
-def test_a_wait_has_a_deadline_that_says_what_it_waited_for(sandbox: Sandbox) -> None:
+def test_wait_deadline_names_command(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("sleep 100", background=True)
     with pytest.raises(errors.DeadlineExceeded, match=f"waiting for {handle.exec_id} took longer than 0.2 s"):
         handle.wait(0.2)
     handle.kill()
 
 
-def test_bytes_that_are_no_text_come_as_they_are(sandbox: Sandbox) -> None:
+def test_invalid_utf8_output_is_kept(sandbox: Sandbox) -> None:
     script = r"printf '\377\303'; until [ -e go ]; do sleep 0.01; done; printf '\251\0'"
     handle = sandbox.commands.run(script, background=True)
     output = iter(handle)
@@ -171,7 +171,7 @@ def test_bytes_that_are_no_text_come_as_they_are(sandbox: Sandbox) -> None:
     assert [(piece.text, piece.position) for piece in pieces] == [("\ufffd", 0), ("é\0", 2)]
 
 
-def test_the_same_names_work_on_an_event_loop(client: Client, line: str) -> None:
+def test_async_api_has_the_same_methods(client: Client, line: str) -> None:
     async def main() -> None:
         async with AsyncClient(client.url, client._address.key) as server:
             async with await AsyncSandbox.create(client=server) as sandbox:
@@ -213,7 +213,7 @@ def test_the_same_names_work_on_an_event_loop(client: Client, line: str) -> None
 
 
 def sockets() -> int:
-    """How many this process has."""
+    """Number of open descriptors of this process."""
     found = 0
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -225,7 +225,7 @@ ENDLESS = "while :; do echo line; sleep 0.01; done"
 
 
 @pytest.mark.filterwarnings("error")
-def test_whoever_leaves_an_iteration_leaves_nothing_open(server: Server) -> None:
+def test_abandoned_iteration_closes_connection(server: Server) -> None:
     with server.client() as client, Sandbox.create(client=client) as sandbox:
         handle = sandbox.commands.run(ENDLESS, background=True)
         before = sockets()
@@ -258,7 +258,7 @@ def test_whoever_leaves_an_iteration_leaves_nothing_open(server: Server) -> None
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
+def test_cancelled_call_closes_connection(server: Server) -> None:
     async def main() -> None:
         client = AsyncClient(server.url, server.key)
         async with await AsyncSandbox.create(client=client) as sandbox:

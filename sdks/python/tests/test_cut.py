@@ -18,7 +18,7 @@ OUT = "".join(f"out {n}\n" for n in range(1, 251))
 ERR = "".join(f"err {n}\n" for n in range(1, 251))
 
 
-def test_everything_works_over_connections_that_break(server: Server, cutter: Cutter, tmp_path: Path) -> None:
+def test_all_calls_survive_broken_connections(server: Server, cutter: Cutter, tmp_path: Path) -> None:
     with server.client(cutter.url) as client, Sandbox.create(client=client) as sandbox:
         handle = sandbox.commands.run(LINES, background=True)
         result = handle.wait()
@@ -26,7 +26,7 @@ def test_everything_works_over_connections_that_break(server: Server, cutter: Cu
         pieces = list(handle)
         assert [piece.position for piece in pieces[1:]] == [piece.position + len(piece.data) for piece in pieces[:-1]]
         for number in range(60):
-            # Each is run once, though many an answer is lost.
+            # Each command runs once, although responses are lost.
             sandbox.commands.run(f"echo {number} >> runs")
         assert sandbox.commands.run("cat runs").stdout == "".join(f"{n}\n" for n in range(60))
         fed = sandbox.commands.run("cat > fed", background=True, open_stdin=True)
@@ -50,7 +50,7 @@ def test_everything_works_over_connections_that_break(server: Server, cutter: Cu
         assert sandbox.id not in [info.id for info in Sandbox.list(client=client)]
 
 
-def test_everything_works_over_connections_that_break_on_an_event_loop(server: Server, cutter: Cutter) -> None:
+def test_async_calls_survive_broken_connections(server: Server, cutter: Cutter) -> None:
     async def main() -> None:
         async with AsyncClient(cutter.url, server.key) as client:
             async with await AsyncSandbox.create(client=client) as sandbox:
@@ -69,12 +69,12 @@ def test_everything_works_over_connections_that_break_on_an_event_loop(server: S
 
 
 def lossy(server: Server, words: bytes, sandbox: Sandbox) -> tuple[Sandbox, Loser]:
-    """The sandbox, over a line that loses the answer to one request."""
+    """The sandbox, through a proxy that drops the response to one request."""
     loser = Loser(server.port, words)
     return Sandbox.connect(sandbox.id, client=server.client(loser.url)), loser
 
 
-def test_what_was_done_is_not_done_again_when_the_answer_is_lost(server: Server) -> None:
+def test_lost_response_does_not_repeat_effects(server: Server) -> None:
     with server.client() as client, Sandbox.create(client=client) as sandbox:
         bad, loser = lossy(server, b"/pty HTTP", sandbox)
         terminal = bad.pty.create(shell="/bin/cat")
@@ -83,7 +83,7 @@ def test_what_was_done_is_not_done_again_when_the_answer_is_lost(server: Server)
         sandbox.files.write("one", "1")
         bad.files.rename("one", "two")
         assert (sandbox.files.read("two"), sandbox.files.exists("one"), loser.lost) == ("1", False, 1)
-        # Of others it is not known whether they were done.
+        # Calls that are not idempotent raise an error.
         bad, loser = lossy(server, b"/restart HTTP", sandbox)
         with pytest.raises(errors.ConnectionFailed, match="not known whether it was done"):
             bad.restart()
@@ -96,7 +96,7 @@ def test_what_was_done_is_not_done_again_when_the_answer_is_lost(server: Server)
         wait_for(lambda: sandbox.files.exists("three"))
 
 
-def test_a_terminal_is_made_once_on_an_event_loop_too(server: Server) -> None:
+def test_async_terminal_is_created_once(server: Server) -> None:
     loser = Loser(server.port, b"/pty HTTP")
 
     async def main() -> None:
@@ -109,12 +109,12 @@ def test_a_terminal_is_made_once_on_an_event_loop_too(server: Server) -> None:
     assert loser.lost == 1
 
 
-def test_a_server_that_is_killed_is_waited_for(own_server: Server) -> None:
+def test_calls_wait_for_killed_server(own_server: Server) -> None:
     slow = "for n in $(seq 200); do echo out $n; echo err $n >&2; sleep 0.01; done"
     out, err = ("".join(f"{name} {n}\n" for n in range(1, 201)) for name in ("out", "err"))
     with own_server.client() as client, Sandbox.create(client=client, timeout=0) as sandbox:
         handle = sandbox.commands.run(slow, background=True)
-        # One that is waited for without being followed is the same command afterwards, too.
+        # A foreground command without listeners is also found again.
         waited: list[str] = []
 
         def wait() -> None:

@@ -1,4 +1,4 @@
-"""Files, in and out, and what happens to them."""
+"""Files, directories and watches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 from atoll import AsyncClient, AsyncSandbox, FileEvent, Progress, Sandbox, errors
 from atoll._tar import pack, unpack
-from atoll._transport import Broken
+from atoll._transport import ConnectionBroken
 
 from .conftest import Cutter, Server, insist
 
 
-def test_a_file_is_written_read_and_changed(sandbox: Sandbox) -> None:
+def test_files_are_written_read_and_changed(sandbox: Sandbox) -> None:
     files = sandbox.files
     written = files.write("notes/a b?&é.txt", "text", mode=0o600)
     assert (written.path, written.size, written.mode) == ("/home/user/notes/a b?&é.txt", 4, "0600")
@@ -44,11 +44,11 @@ def test_a_file_is_written_read_and_changed(sandbox: Sandbox) -> None:
     assert not files.exists("made")
 
 
-def test_progress_is_told(sandbox: Sandbox, line: str) -> None:
+def test_progress_is_reported(sandbox: Sandbox, line: str) -> None:
     reports: list[Progress] = []
     sandbox.files.write("large", b"x" * 1_000_000, progress=reports.append)
     assert reports[-1] == Progress(1_000_000, 1_000_000)
-    # What is sent again is counted again; what is read goes on.
+    # Retried uploads are counted again; downloads resume.
     assert line == "bad" or [one.done for one in reports] == sorted(one.done for one in reports)
     reports.clear()
     assert sandbox.files.read("large", progress=reports.append) == "x" * 1_000_000
@@ -56,8 +56,8 @@ def test_progress_is_told(sandbox: Sandbox, line: str) -> None:
     assert [one.done for one in reports] == sorted(one.done for one in reports)
 
 
-def test_a_large_file_goes_on_where_it_broke_off(server: Server) -> None:
-    # No connection lasts for all of it.
+def test_large_download_resumes(server: Server) -> None:
+    # No connection lasts for the whole file.
     cutter = Cutter(server.port, 300_000, 300_001, seed=1)
     with server.client(cutter.url) as client, server.client() as direct, Sandbox.create(client=direct) as sandbox:
         contents = os.urandom(2_000_000)
@@ -77,13 +77,13 @@ def test_a_large_file_goes_on_where_it_broke_off(server: Server) -> None:
             if progress.done < 500_000:
                 sandbox.files.write("large", contents[::-1])
 
-        # What was changed in between is not put together.
+        # A file that was changed in between is not combined.
         with pytest.raises(errors.Conflict, match="large was changed while it was read"):
             bad.files.read("large", format="bytes", progress=change)
     cutter.close()
 
 
-def test_what_is_wrong_with_a_path_is_told(sandbox: Sandbox) -> None:
+def test_path_errors_have_classes(sandbox: Sandbox) -> None:
     with pytest.raises(errors.FileNotFound, match="no-such"):
         sandbox.files.read("no-such")
     with pytest.raises(errors.NotAFile):
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_a_path_is_told(sandbox: Sandbox) -> None:
         sandbox.files.upload_dir("/no/such")
 
 
-def test_a_link_needs_no_key(sandbox: Sandbox) -> None:
+def test_signed_url_needs_no_key(sandbox: Sandbox) -> None:
     import urllib.request
 
     sandbox.files.write("linked", "text")
@@ -114,7 +114,7 @@ def test_a_link_needs_no_key(sandbox: Sandbox) -> None:
     assert insist(read) == b"text"
 
 
-def test_a_watch_tells_what_happens(sandbox: Sandbox, line: str) -> None:
+def test_watch_yields_changes(sandbox: Sandbox, line: str) -> None:
     sandbox.files.make_dir("watched")
     # Over a bad line some may be missing, which `overflow` reports.
     missing = [FileEvent(type="overflow")] if line == "bad" else []
@@ -133,7 +133,7 @@ def test_a_watch_tells_what_happens(sandbox: Sandbox, line: str) -> None:
         assert (last.type, last.reason) == ("end", "removed")
 
 
-def test_directories_go_in_and_come_out_the_same(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_directories_survive_round_trip(sandbox: Sandbox, tmp_path: Path) -> None:
     top = tmp_path / "top"
     (top / "sub" / ("long" * 30)).mkdir(parents=True)
     (top / "sub" / ("long" * 30) / "größe").write_bytes(os.urandom(300_000))
@@ -162,7 +162,7 @@ def test_directories_go_in_and_come_out_the_same(sandbox: Sandbox, tmp_path: Pat
 
 
 def archive(*entries: tuple[str, bytes, str]) -> bytes:
-    """An archive of what an attacker likes: a name, a type, and where it points."""
+    """A malicious archive. Each entry has a name, a type and a link target."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         for name, kind, target in entries:
@@ -193,11 +193,11 @@ FILE, LINK, HARD, PIPE = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarf
         [("pipe", PIPE, "")],
     ],
 )
-def test_nothing_of_an_archive_gets_out(tmp_path: Path, entries: list[tuple[str, bytes, str]]) -> None:
+def test_archive_entries_stay_inside_directory(tmp_path: Path, entries: list[tuple[str, bytes, str]]) -> None:
     (tmp_path / "secret").write_text("secret")
     top = tmp_path / "top"
     top.mkdir()
-    # A link of this machine's own leads out as well.
+    # An existing local link points outside too.
     (top / "there").symlink_to(tmp_path)
     data = archive(*entries, ("fine", FILE, ""))
     unpack(io.BytesIO(data), top)
@@ -209,13 +209,13 @@ def test_nothing_of_an_archive_gets_out(tmp_path: Path, entries: list[tuple[str,
         assert path == top / "there" or path.resolve().is_relative_to(top), path
 
 
-def test_an_archive_that_breaks_off_is_no_archive(tmp_path: Path) -> None:
+def test_truncated_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "file").write_text("text")
     data = b"".join(pack(tmp_path / "from"))
     for end in (0, 100, 512, 514, 1024):
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             unpack(io.BytesIO(data[:end]), tmp_path)
     for damaged in (b"no archive " * 100, data[:1024] + b"no archive " * 100):
-        with pytest.raises(Broken):
+        with pytest.raises(ConnectionBroken):
             unpack(io.BytesIO(damaged), tmp_path)

@@ -1,4 +1,4 @@
-"""What is installed is what is here: the wheel, its types, and what the README says of both."""
+"""The wheel, its types and the version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(*words: str | Path, **more: object) -> str:
     return str(done.stdout)
 
 
-def test_the_wheel_has_all_of_it_and_can_be_installed(tmp_path: Path) -> None:
+def test_wheel_is_complete_and_installable(tmp_path: Path) -> None:
     # From a copy: building leaves nothing beside the sources.
     source = tmp_path / "source"
     source.mkdir()
@@ -59,12 +59,12 @@ def test_the_wheel_has_all_of_it_and_can_be_installed(tmp_path: Path) -> None:
     run("-m", "mypy", "--strict", cache, "--config-file=", program, env=environment, cwd=tmp_path)
 
 
-def test_whatever_is_public_says_what_it_is() -> None:
+def test_public_names_have_docstrings() -> None:
     sys.path.insert(0, str(ROOT))
     import generate
 
     class Silent:
-        """Has something that does not say what it is."""
+        """A class with a method without docstring."""
 
         def silent(self) -> None:
             pass

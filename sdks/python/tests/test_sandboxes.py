@@ -24,7 +24,7 @@ from .conftest import Server, insist, wait_for
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_sandbox_ends_with_its_block_unless_it_was_only_found(client: Client, line: str) -> None:
+def test_with_block_deletes_only_created_sandbox(client: Client, line: str) -> None:
     with Sandbox.create(client=client, timeout=120, metadata={"a": "b"}, env={"E": "f"}, memory_mb=256) as sandbox:
         assert sandbox.commands.run("echo $E").stdout == "f\n"
         assert (sandbox.info.metadata, sandbox.info.memory_mb, sandbox.info.state) == ({"a": "b"}, 256, "running")
@@ -47,12 +47,12 @@ def test_a_sandbox_ends_with_its_block_unless_it_was_only_found(client: Client, 
         assert "●" in sandbox._repr_html_() and sandbox.id in repr(sandbox)
     with pytest.raises(errors.SandboxNotFound):
         sandbox.commands.run("true")
-    # Over a bad line it may have been this one who ended it.
+    # Over a bad line, the first attempt of this call may have deleted it.
     assert not sandbox.kill() or line == "bad"
 
 
 def typed(terminal: Pty, keys: str, wanted: bytes) -> bytes:
-    """Types until it is seen what comes of it: keys that are on their way when a line breaks are lost."""
+    """Writes input until its output arrives: input is lost if the connection breaks."""
     seen = b""
     while wanted not in seen:
         terminal.send(keys)
@@ -62,14 +62,14 @@ def typed(terminal: Pty, keys: str, wanted: bytes) -> bytes:
     return seen
 
 
-def test_terminals_can_be_typed_into_and_joined_again(sandbox: Sandbox) -> None:
+def test_terminals_take_input_and_reconnect(sandbox: Sandbox) -> None:
     terminal = sandbox.pty.create(cols=100, rows=30, env={"PS1": "> "})
     typed(terminal, "stty size; A=kept\n", b"30 100")
     terminal.resize(90, 20)
     terminal.close()
     assert [(one.cols, one.rows) for one in sandbox.pty.list()] == [(90, 20)]
     other = sandbox.pty.connect(terminal.id)
-    # First comes what it shows.
+    # The first output is the current screen.
     assert b"30 100" in other.read(60)
     typed(other, "echo =$A=\n", b"=kept=")
     other.kill()
@@ -83,7 +83,7 @@ def test_terminals_can_be_typed_into_and_joined_again(sandbox: Sandbox) -> None:
     wait_for(lambda: sandbox.pty.list() == [])
 
 
-def test_a_block_ends_the_terminal_that_was_made_for_it_and_no_other(sandbox: Sandbox) -> None:
+def test_with_block_kills_only_created_terminal(sandbox: Sandbox) -> None:
     with sandbox.pty.create(shell="/bin/cat") as terminal:
         with sandbox.pty.connect(terminal.id) as joined:
             joined.send("")
@@ -93,7 +93,7 @@ def test_a_block_ends_the_terminal_that_was_made_for_it_and_no_other(sandbox: Sa
         other.kill()
 
 
-def test_a_port_becomes_one_of_this_machine(sandbox: Sandbox) -> None:
+def test_port_is_forwarded(sandbox: Sandbox) -> None:
     sandbox.files.write("served/page", "text" * 100_000)
     server = sandbox.commands.run("python3 -m http.server -b 127.0.0.1 -d served 8000", background=True)
     wait_for(lambda: 8000 in [port.port for port in sandbox.ports()])
@@ -120,7 +120,7 @@ while data := connection.recv(65536):
 """
 
 
-def test_a_tunnel_carries_both_directions_at_once(server: Server) -> None:
+def test_tunnel_carries_both_directions_at_once(server: Server) -> None:
     # More than all buffers between the two ends hold.
     data = bytes(range(256)) * (64 << 10)
     with server.client() as client, Sandbox.create(client=client) as sandbox:
@@ -154,33 +154,33 @@ def test_lists_are_filtered_and_counted(client: Client) -> None:
             assert Sandbox.count(client=client, **condition) == total, condition
 
 
-def test_every_code_of_the_api_has_its_class() -> None:
+def test_every_error_code_has_a_class() -> None:
     codes = json.loads((ROOT / "openapi" / "v1.json").read_text())["components"]["schemas"]["Code"]["enum"]
     for code in codes:
-        error = errors.from_answer(400, {"error": "what", "code": code, "category": "auth"}, "req_1")
+        error = errors.from_response(400, {"error": "what", "code": code, "category": "auth"}, "req_1")
         assert type(error).__name__ == "".join(word.capitalize() for word in code.split("_"))
         assert (error.code, error.category, error.request_id) == (code, "auth", "req_1")
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), again.__dict__) == (type(error), error.__dict__)
     # Its remedy is about the API, and only where the server has one.
     body = {"error": "what", "code": "SANDBOX_NOT_FOUND", "remedy": "GET /sandboxes lists yours"}
-    assert errors.from_answer(404, body, None).remedy == "Sandbox.list() lists yours"
-    assert errors.from_answer(404, body | {"remedy": None}, None).remedy is None
-    assert errors.from_answer(409, body | {"code": "CONFLICT"}, None).remedy is None
-    assert errors.from_answer(409, body | {"code": "CONFLICT", "remedy": "wait"}, None).remedy == "wait"
+    assert errors.from_response(404, body, None).remedy == "Sandbox.list() lists yours"
+    assert errors.from_response(404, body | {"remedy": None}, None).remedy is None
+    assert errors.from_response(409, body | {"code": "CONFLICT"}, None).remedy is None
+    assert errors.from_response(409, body | {"code": "CONFLICT", "remedy": "wait"}, None).remedy == "wait"
     assert set(errors._REMEDIES) < set(codes)
-    unknown = errors.from_answer(418, {"error": "new", "code": "NEW_CODE", "category": "quota"}, None)
+    unknown = errors.from_response(418, {"error": "new", "code": "NEW_CODE", "category": "quota"}, None)
     assert (type(unknown), unknown.code, str(unknown)) == (errors.AtollError, "NEW_CODE", "new")
 
 
-def test_remedies_are_in_words_of_the_sdk() -> None:
+def test_remedies_use_terms_of_the_sdk() -> None:
     codes = json.loads((ROOT / "openapi" / "v1.json").read_text())["components"]["schemas"]["Code"]["enum"]
     samples = json.loads((ROOT / "sdks" / "remedies.cases.json").read_text())
     assert {sample["code"] for sample in samples} == set(codes)
     http = re.compile(r'(GET|POST|PUT|PATCH|DELETE) |…/|"\w+":|[{}]|X-API-Key|header|[a-z][A-Z]')
     remedies = {}
     for sample in samples:
-        remedy = errors.from_answer(400, {"error": "what", **sample}, None).remedy
+        remedy = errors.from_response(400, {"error": "what", **sample}, None).remedy
         remedies[sample["code"], sample["remedy"]] = remedy
         assert remedy is None or not http.search(remedy), (sample, remedy)
         # Only a body that no call of the SDK sends has nothing to say.
@@ -197,7 +197,7 @@ def test_remedies_are_in_words_of_the_sdk() -> None:
         assert remedy in expected, expected
 
 
-def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_key_url_and_server_have_distinct_errors(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.Unauthenticated) as raised:
         Sandbox.list(client=Client(server.url))
     assert raised.value.remedy and "ATOLL_API_KEY" in raised.value.remedy and "X-API-Key" not in raised.value.remedy
@@ -227,7 +227,7 @@ def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, mo
         Sandbox.connect("../keys", client=server.client())
 
 
-def test_somebody_else_who_answers_is_noticed() -> None:
+def test_other_server_is_detected() -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = b"<html>" if self.path.startswith("/sandboxes?") else b""
@@ -248,7 +248,7 @@ def test_somebody_else_who_answers_is_noticed() -> None:
         page.shutdown()
 
 
-def test_a_server_that_says_nothing_is_not_waited_for_without_end() -> None:
+def test_silent_server_exceeds_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
         with pytest.raises(errors.DeadlineExceeded, match=r"listing sandboxes took longer than 0\.2 s") as raised:
@@ -256,7 +256,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_without_end() -> None:
         assert isinstance(raised.value, TimeoutError)
 
 
-def test_the_server_is_found_where_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_is_found_in_parameters_environment_and_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("ATOLL_URL", "ATOLL_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -280,7 +280,7 @@ def test_the_server_is_found_where_it_is_said(tmp_path: Path, monkeypatch: pytes
         Client(profile="a")
 
 
-def test_a_socket_of_this_machine_leads_to_the_server_too(server: Server) -> None:
+def test_unix_socket_reaches_server(server: Server) -> None:
     url = f"unix://{server.data}/run/api.sock"
     # A Unix socket needs no key.
     with Client(url) as client, Sandbox.create(client=client) as sandbox:
@@ -298,7 +298,7 @@ def test_a_socket_of_this_machine_leads_to_the_server_too(server: Server) -> Non
         Sandbox.list(client=Client("unix:///no/such"))
 
 
-def test_the_release_is_said_once() -> None:
+def test_version_is_defined_once() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "sdks" / "python" / "pyproject.toml").read_text())

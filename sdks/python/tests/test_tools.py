@@ -1,4 +1,4 @@
-"""The tools for agents, and the examples of the README."""
+"""Function-calling tools, and the examples of the README."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 CASES = json.loads((ROOT.parent / "tools.cases.json").read_text())
 
 
-def test_each_tool_does_what_it_says_and_tells_what_is_wrong(sandbox: Sandbox) -> None:
+def test_tool_calls_return_results_and_mistakes(sandbox: Sandbox) -> None:
     tools = Tools(sandbox)
     for case in CASES:
         output = tools.call(case["name"], case["arguments"])
@@ -28,7 +28,7 @@ def test_each_tool_does_what_it_says_and_tells_what_is_wrong(sandbox: Sandbox) -
         assert len(output) == case.get("length", len(output)), case
 
 
-def test_what_is_wrong_with_the_server_is_not_the_models_affair(client: Client) -> None:
+def test_server_errors_are_raised_from_tool_calls(client: Client) -> None:
     with Sandbox.create(client=client) as sandbox:
         tools = Tools(sandbox)
         sandbox.stop()
@@ -38,7 +38,7 @@ def test_what_is_wrong_with_the_server_is_not_the_models_affair(client: Client) 
         tools.call("read_file", {"path": "x"})
 
 
-def test_the_tools_are_those_of_every_sdk() -> None:
+def test_tools_are_the_same_in_every_sdk() -> None:
     assert json.loads((ROOT.parent / "tools.json").read_text())["schemas"] == SCHEMAS
     assert [one["function"] for one in Tools.openai()] == SCHEMAS
     assert Tools.anthropic() == AsyncTools.anthropic()
@@ -47,7 +47,7 @@ def test_the_tools_are_those_of_every_sdk() -> None:
     assert SCHEMAS[0]["parameters"]["required"] == ["path"]
 
 
-def test_schemas_have_the_forms_that_models_take() -> None:
+def test_schemas_have_formats_of_model_apis() -> None:
     names = ["read_file", "write_file", "execute_code", "bash"]
     assert [one["function"]["name"] for one in Tools.openai()] == names
     assert [one["input_schema"]["type"] for one in Tools.anthropic()] == ["object"] * 4
@@ -58,9 +58,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), 
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_the_examples_of_the_readme_run(
-    example: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readme_examples_run(example: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATOLL_URL", server.url)
     monkeypatch.setenv("ATOLL_API_KEY", server.key)
     monkeypatch.chdir(tmp_path)

@@ -77,7 +77,7 @@ def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Proxy:
     return proxy
 
 
-def test_requests_streams_and_websockets_go_through_the_proxy(server: Server, proxy: Proxy) -> None:
+def test_requests_streams_and_websockets_use_the_proxy(server: Server, proxy: Proxy) -> None:
     with Client(f"http://{ADDRESS}", server.key) as client, Sandbox.create(client=client) as sandbox:
         assert sandbox.commands.run("echo one", on_stdout=len).stdout == "one\n"
         assert f"POST http://{ADDRESS}/sandboxes HTTP/1.1" in proxy.requests
@@ -97,9 +97,7 @@ def test_requests_streams_and_websockets_go_through_the_proxy(server: Server, pr
     assert len(proxy.requests) == before + 1
 
 
-def test_no_proxy_and_this_machine_are_reached_directly(
-    server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_proxy_and_loopback_bypass_the_proxy(server: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with Client(server.url, server.key) as client, Sandbox.create(client=client) as sandbox:
         sandbox.pty.create(shell="/bin/cat").kill()
     monkeypatch.setenv("NO_PROXY", "name.invalid")
@@ -108,7 +106,7 @@ def test_no_proxy_and_this_machine_are_reached_directly(
     assert proxy.requests == []
 
 
-def test_a_proxy_that_refuses_a_tunnel_is_named(server: Server, proxy: Proxy) -> None:
+def test_proxy_error_names_the_proxy(server: Server, proxy: Proxy) -> None:
     with Client(f"https://{ADDRESS}", server.key) as client:
         proxy.close()
         with pytest.MonkeyPatch.context() as patch:
@@ -117,7 +115,7 @@ def test_a_proxy_that_refuses_a_tunnel_is_named(server: Server, proxy: Proxy) ->
                 Sandbox.list(client=client)
 
 
-def test_a_client_of_the_user_is_used_as_it_is_and_not_closed(server: Server) -> None:
+def test_custom_http_client_is_not_closed(server: Server) -> None:
     seen: list[str] = []
     mine = httpx.Client(event_hooks={"request": [lambda request: seen.append(request.url.path)]})
     with Client(server.url, server.key, http_client=mine) as client, Sandbox.create(client=client) as sandbox:
@@ -157,7 +155,7 @@ class Stalling(httpx.SyncByteStream):
         self.closed.set()
 
 
-def test_a_read_that_runs_into_its_deadline_is_continued_by_the_next() -> None:
+def test_timed_out_read_continues() -> None:
     body = Stalling()
     requests: list[httpx.Request] = []
 
@@ -180,7 +178,7 @@ def test_a_read_that_runs_into_its_deadline_is_continued_by_the_next() -> None:
     assert body.closed.wait(60)
 
 
-def test_a_read_on_an_event_loop_is_continued_by_the_next() -> None:
+def test_timed_out_async_read_continues() -> None:
     async def main() -> None:
         go = asyncio.Event()
 
@@ -215,7 +213,7 @@ class Sink(httpx.BaseTransport):
         return httpx.Response(200)
 
 
-def test_large_bytes_are_sent_in_pieces_of_a_known_length() -> None:
+def test_large_bytes_are_sent_in_pieces() -> None:
     # httpcore copies all that is left of a piece each time the system takes some of it.
     sink = Sink()
     with httpx.Client(transport=sink) as mine:
@@ -230,13 +228,13 @@ def test_one_client_serves_several_event_loops(server: Server) -> None:
         assert asyncio.run(AsyncSandbox.list(client=client)) is not None
 
 
-def test_importing_is_quick_because_the_rest_waits_until_it_is_used() -> None:
+def test_import_is_lazy() -> None:
     program = "import sys, atoll; print([name for name in ('asyncio', 'websockets', 'tarfile') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
-def test_an_error_of_the_transport_is_one_of_ours() -> None:
+def test_transport_errors_are_converted() -> None:
     def fail(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/sandboxes":
             return httpx.Response(200, json=[{**SANDBOX, "sandboxID": "i0"}])

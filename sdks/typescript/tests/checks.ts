@@ -288,10 +288,10 @@ async function insist<T>(work: () => Promise<T>): Promise<T> {
     }
 }
 
-/** Looks until it is so, for a minute. */
+/** Waits until the condition holds, at most a minute. */
 export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
     for (const end = Date.now() + 60_000; !(await condition()); ) {
-        assert.ok(Date.now() < end, "it did not come to pass");
+        assert.ok(Date.now() < end, "the condition did not hold in time");
         await new Promise((done) => setTimeout(done, 20));
     }
 }

@@ -1,4 +1,4 @@
-/** A bad line: a proxy that cuts each connection after a random number of bytes, which follows from the seed. */
+/** A proxy that breaks each connection after a pseudorandom number of bytes. */
 
 import { type AddressInfo, type Server, type Socket, connect, createServer } from "node:net";
 
@@ -6,9 +6,9 @@ export class Cutter implements Disposable {
     readonly #server: Server;
     readonly #sockets = new Set<Socket>();
     cuts = 0;
-    /** How many connections there were. */
+    /** Number of connections so far. */
     connections = 0;
-    /** The answer to the next request with these words in its head is lost. */
+    /** Drops the response to the next request with these words in its head. */
     lose: string | undefined;
 
     private constructor(port: number, seed: number | undefined) {

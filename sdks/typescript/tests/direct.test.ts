@@ -1,4 +1,4 @@
-/** Against the server itself. */
+/** Tests with a direct connection to the server. */
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -63,7 +63,7 @@ test("a list has all pages", async () => {
     let answer = (first: number): string => JSON.stringify(first < 0 ? rows[0] : rows.slice(first, first + 100));
     const pages = createServer((request, response) => {
         const { pathname, searchParams: query } = new URL(request.url ?? "", "http://here");
-        // A sandbox is looked for before its commands are.
+        // The sandbox is fetched before its commands.
         const first = pathname.endsWith("/i0") ? -1 : Number(query.get("cursor") ?? 0);
         if (first >= 0) {
             requested.push(query.get("cursor"));
@@ -199,7 +199,7 @@ test("what was done is not done again when the answer gets lost", async () => {
     line.lose = "/files/rename HTTP";
     await sb.files.rename("one", "two");
     assert.deepEqual([await direct.files.read("two"), await direct.files.exists("one"), line.lose], ["1", false, undefined]);
-    // Of others it is not known whether they were done.
+    // Calls that are not idempotent throw an error.
     for (const [words, work] of [["/restart HTTP", () => sb.restart()], ["/files/copy HTTP", () => sb.files.copy("two", "three")]] as const) {
         line.lose = words;
         await assert.rejects(work(), (error) => error instanceof ConnectionError && error.sent);
@@ -218,7 +218,7 @@ test("tool calls and their mistakes have the same results in every SDK", async (
         assert.ok(output.includes(part ?? ""), output);
         assert.equal([...output].length, length ?? [...output].length);
     }
-    // What is wrong with the sandbox is not the model's affair.
+    // Errors of the sandbox are thrown.
     await sb.stop();
     await assert.rejects(callTool(sb, { name: "bash", arguments: { command: "true" } }), { code: "SANDBOX_STOPPED" });
 });
@@ -240,7 +240,7 @@ test("other servers and unknown codes have errors", async () => {
     body = "hello";
     await assert.rejects(client.json("GET", "/"), /not JSON/);
     other.close();
-    // One that takes a request and says nothing.
+    // A server that accepts a request and never responds.
     const silent = createServer(() => {});
     await new Promise<void>((done) => silent.listen(0, "127.0.0.1", done));
     const waiting = new Client({ url: `http://127.0.0.1:${(silent.address() as AddressInfo).port}`, requestTimeout: 0.2 });

@@ -1,4 +1,4 @@
-/** Over a line that breaks again and again, and across kills of the server: nothing is missing and nothing is there twice. */
+/** Broken connections and killed servers: nothing is lost and nothing happens twice. */
 
 import assert from "node:assert/strict";
 import { type AddressInfo, connect, createServer } from "node:net";
@@ -77,7 +77,7 @@ test("an iteration goes on across kills of the server", async () => {
     assert.equal(kills, 2);
     assert.equal(text, Array.from({ length: 3000 }, (_, index) => `${index + 1}\n`).join(""));
     assert.equal((await handle.wait()).exitCode, 5);
-    // One that was waited for when the server was killed is found again.
+    // A `wait` during a kill of the server finds its command again.
     assert.equal((await waited).stdout, "waited for\n");
 });
 

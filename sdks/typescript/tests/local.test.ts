@@ -1,4 +1,4 @@
-/** What needs no server: profiles, archives, schemas, and that what is made from elsewhere is current. */
+/** Tests without a server: profiles, archives, schemas, and that generated files are up to date. */
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -189,7 +189,7 @@ for (const [number, entries] of hostile.entries()) {
         try {
             mkdirSync(top);
             writeFileSync(secret, "secret");
-            // A link of this machine's own leads out as well.
+            // An existing local link points outside too.
             symlinkSync(here, join(top, "there"));
             const client = new Client({ url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, apiKey: "k" });
             const { skipped } = await downloadDir(client, "/archive", top, {});

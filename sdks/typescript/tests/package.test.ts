@@ -1,4 +1,4 @@
-/** What is packed is what others get: its entries for Node and for browsers, its types, and nothing else. */
+/** The package: its entries for Node and browsers, and its types. */
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";

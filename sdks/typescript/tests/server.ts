@@ -1,4 +1,4 @@
-/** A server of the tests' own: the binary that `ATOLL_BIN` names, on a free port, with a data directory of its own. */
+/** A server for the tests: the binary that `ATOLL_BIN` names, on a free port, with a data directory of its own. */
 
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
 import { randomInt } from "node:crypto";
@@ -60,7 +60,7 @@ export class Server {
         return this.#port;
     }
 
-    /** How to speak to it as its admin. */
+    /** Options for its admin. */
     get at(): ConnectionOptions & { url: string; apiKey: string } {
         const apiKey = readFileSync(join(this.data, "admin.key"), "utf8").trim();
         return { url: `http://127.0.0.1:${this.#port}`, apiKey };
@@ -73,7 +73,7 @@ export class Server {
         await ended;
     }
 
-    /** Kills it without a warning, and starts another at the same place. */
+    /** Kills the server and restarts it with the same address and data. */
     async killAndStart(): Promise<void> {
         await this.#end("SIGKILL");
         await this.#spawn();

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import IO
 
-from ._transport import Broken
+from ._transport import ConnectionBroken
 
 _BLOCK = tarfile.BLOCKSIZE
 _PIECE = 256 << 10
@@ -119,9 +119,9 @@ def unpack(archive: IO[bytes], local: str | Path) -> list[str]:
             # `tarfile` takes garbage after an entry for the end of the archive.
             archive.seek(tar.offset)
             if archive.read(_BLOCK) != bytes(_BLOCK):
-                raise Broken("the archive broke off")
+                raise ConnectionBroken("the archive broke off")
     except tarfile.TarError as error:
-        raise Broken(f"the archive is damaged: {error}") from None
+        raise ConnectionBroken(f"the archive is damaged: {error}") from None
     return skipped + [name for path, entry in links if (name := _link(top, path, entry)) is not None]
 
 

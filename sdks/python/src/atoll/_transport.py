@@ -14,11 +14,11 @@ import httpx
 Body = bytes | Callable[[], Iterator[bytes]]
 
 
-class Broken(OSError):
+class ConnectionBroken(OSError):
     """A connection failed, or the peer does not speak HTTP."""
 
 
-class Unreachable(Broken):
+class Unreachable(ConnectionBroken):
     """The connection could not be established: no part of the request was sent."""
 
 
@@ -30,14 +30,14 @@ class SocketClosed(Exception):
         self.code, self.reason = code, reason
 
 
-def silent() -> Broken:
+def silent() -> ConnectionBroken:
     """The idle timeout expired. The client's `reconnect` limits how long that may last."""
-    return Broken("the server says nothing any more")
+    return ConnectionBroken("the server says nothing any more")
 
 
 @contextmanager
 def transport_errors() -> Iterator[None]:
-    """Raises the errors of httpx as `TimeoutError`, `Unreachable` or `Broken`."""
+    """Raises the errors of httpx as `TimeoutError`, `Unreachable` or `ConnectionBroken`."""
     try:
         yield
     except httpx.TimeoutException as error:
@@ -45,7 +45,7 @@ def transport_errors() -> Iterator[None]:
     except (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
         raise Unreachable(str(error)) from error
     except (httpx.TransportError, httpx.StreamError) as error:
-        raise Broken(str(error) or type(error).__name__) from error
+        raise ConnectionBroken(str(error) or type(error).__name__) from error
 
 
 def is_certificate_error(error: BaseException | None) -> bool:

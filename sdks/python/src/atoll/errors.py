@@ -458,7 +458,7 @@ def _field_remedy(field: str, remedy: str, details: Mapping[str, str]) -> str | 
     return f"give {parameter}" if details.get("got") == "nothing" else f"see the reference of this SDK for {parameter}"
 
 
-def from_answer(status: int, body: Mapping[str, Any], request_id: str | None) -> AtollError:
+def from_response(status: int, body: Mapping[str, Any], request_id: str | None) -> AtollError:
     """The error of an error response."""
     code = body.get("code")
     kind = _BY_CODE.get(str(code), AtollError)

@@ -5,7 +5,7 @@
 
     with Sandbox.create() as sandbox:
         tools = Tools(sandbox)
-        answer = model.create(tools=tools.openai(), ...)     # or tools.anthropic()
+        response = model.create(tools=tools.openai(), ...)     # or tools.anthropic()
         result = tools.call("bash", {"command": "ls"})       # the call of the model
 
 A call does not raise for mistakes of the model: its result describes the mistake for the model. `AsyncTools` is the

@@ -126,8 +126,8 @@ class AsyncCommands:
             else:
                 result = await handle._fed(stdin, limit, on_stdout, on_stderr)
         else:
-            answer = await self._post(spec | {"stdin": stdin}, limit + _GRACE)
-            result = parse(CommandResult, answer | {"cmd": _line(spec)})
+            response = await self._post(spec | {"stdin": stdin}, limit + _GRACE)
+            result = parse(CommandResult, response | {"cmd": _line(spec)})
         return result.check() if check or result.timed_out else result
 
     async def _start(self, spec: Mapping[str, Any], open_stdin: bool) -> AsyncCommandHandle:
@@ -139,8 +139,10 @@ class AsyncCommands:
         headers = {"idempotency-key": os.urandom(16).hex()}
         what = f"running {str(spec['cmd'])[:40]!r}"
         api = self._api
-        answer = await api.request("POST", "/commands", what, json=spec, headers=headers, repeat=True, timeout=timeout)
-        return answer.json()
+        response = await api.request(
+            "POST", "/commands", what, json=spec, headers=headers, repeat=True, timeout=timeout
+        )
+        return response.json()
 
     async def list(self) -> list[CommandInfo]:
         """Lists running and recently finished commands, newest first."""
@@ -148,8 +150,8 @@ class AsyncCommands:
 
     async def get(self, exec_id: str) -> CommandInfo:
         """Returns a command by its id, `tag:NAME` or `pid:NUMBER`."""
-        answer = await self._api.request("GET", f"/commands/{segment(exec_id)}", f"fetching {exec_id}")
-        return parse(CommandInfo, answer.json())
+        response = await self._api.request("GET", f"/commands/{segment(exec_id)}", f"fetching {exec_id}")
+        return parse(CommandInfo, response.json())
 
     async def connect(self, exec_id: str) -> AsyncCommandHandle:
         """Returns a handle to a running or finished command by its id, `tag:NAME` or `pid:NUMBER`."""
@@ -247,8 +249,8 @@ class AsyncCommandHandle:
 
     async def info(self) -> CommandInfo:
         """Fetches the current state of the command."""
-        answer = await self._api.request("GET", self._path, f"fetching {self.exec_id}")
-        return parse(CommandInfo, answer.json())
+        response = await self._api.request("GET", self._path, f"fetching {self.exec_id}")
+        return parse(CommandInfo, response.json())
 
     async def kill(self) -> None:
         """Kills the command and all its child processes."""
@@ -288,8 +290,10 @@ class AsyncCommandHandle:
         path, query = f"{self._path}/stdin", {"offset": at}
         # Each request has at most the client's timeout, also if the command reads slowly.
         left = max(0.001, min(deadline.left(), self._api.client.timeout))
-        answer = await self._api.request("POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left)
-        return int(answer.json()["taken"])
+        response = await self._api.request(
+            "POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left
+        )
+        return int(response.json()["taken"])
 
     async def close_stdin(self) -> None:
         """Closes the command's standard input."""

@@ -8,7 +8,7 @@ from .. import _deadline
 from .._data import Progress
 from .._deadline import FOREVER, Deadline
 from .._retry import RetryPolicy
-from .._transport import Broken, Call, silent
+from .._transport import Call, ConnectionBroken, silent
 from ..errors import Conflict
 from .concurrency import Listener, tell
 from .sandbox_api import AsyncSandboxApi
@@ -47,7 +47,7 @@ class AsyncDownload:
                     if progress is not None:
                         await tell(progress, Progress(len(self._got), self._total))
                 break
-            except Broken as error:
+            except ConnectionBroken as error:
                 if self._same is None:
                     self._got.clear()
                     self._total = None

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, overload
 from .._data import Data, Progress, in_pieces
 from .._deadline import FOREVER, Deadline
 from .._retry import RetryPolicy
-from .._transport import Broken, Call
+from .._transport import Call, ConnectionBroken
 from ..errors import ConnectionFailed, FileNotFound
 from ..models import FileEvent, FileInfo, FoundFile, SignedUrl, UnpackSummary, parse
 from .concurrency import Listener, blocking, tell
@@ -98,8 +98,8 @@ class AsyncFiles:
     async def list(self, path: str = ".", *, depth: int = 1, user: str | None = None) -> list[FileInfo]:
         """Lists a directory and its subdirectories up to `depth` levels; at most 10,000 entries."""
         query = {"path": path, "depth": depth, "user": user}
-        answer = await self._api.request("GET", "/files/list", f"listing {path}", query=query)
-        return [parse(FileInfo, one) for one in answer.json()]
+        response = await self._api.request("GET", "/files/list", f"listing {path}", query=query)
+        return [parse(FileInfo, one) for one in response.json()]
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         """Returns the metadata of a path. Symbolic links are not followed."""
@@ -128,8 +128,8 @@ class AsyncFiles:
             limit: Maximum number of results, at most 1000.
         """
         parameters = {"path": path, "query": query, "content": content, "limit": limit, "user": user}
-        answer = await self._api.request("GET", "/files/search", f"searching {path}", query=parameters)
-        return [parse(FoundFile, one) for one in answer.json()["results"]]
+        response = await self._api.request("GET", "/files/search", f"searching {path}", query=parameters)
+        return [parse(FoundFile, one) for one in response.json()["results"]]
 
     async def make_dir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
         """Creates a directory and its missing parents. An existing directory is no error."""
@@ -177,8 +177,8 @@ class AsyncFiles:
 
     async def _link(self, act: str, path: str, expires_in: int, user: str | None) -> SignedUrl:
         body = {"path": path, "expiresIn": expires_in, "user": user}
-        answer = await self._api.request("POST", f"/files/{act}", f"signing a URL for {path}", json=body, repeat=True)
-        return parse(SignedUrl, answer.json())
+        response = await self._api.request("POST", f"/files/{act}", f"signing a URL for {path}", json=body, repeat=True)
+        return parse(SignedUrl, response.json())
 
     async def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> AsyncWatch:
         """Watches a directory. Iterate over the result for the changes from now on."""
@@ -234,7 +234,7 @@ class AsyncFiles:
                 return await self._fetch(call, local, progress, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None
-            except Broken as error:
+            except ConnectionBroken as error:
                 # Retry from the beginning: existing files are replaced.
                 await client.pause(call, error, retry, deadline)
 
@@ -274,10 +274,10 @@ class AsyncFiles:
             def on_sent(done: int) -> Any:
                 return listener(Progress(done, total))
 
-        answer = await self._api.request(
+        response = await self._api.request(
             "PUT", route, what, query=query, body=body, on_sent=on_sent, repeat=data.again, timeout=timeout
         )
-        return answer.json()
+        return response.json()
 
 
 class AsyncWatch:

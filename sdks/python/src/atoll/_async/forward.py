@@ -7,7 +7,7 @@ from contextlib import suppress
 from time import monotonic
 
 from .._deadline import FOREVER, Deadline
-from .._transport import Broken, SocketClosed
+from .._transport import ConnectionBroken, SocketClosed
 from ..errors import AtollError, ConnectionFailed
 from .sandbox_api import AsyncSandboxApi
 from .websocket import WebSocket
@@ -93,7 +93,7 @@ class AsyncForward:
 
     async def _up(self, reader: asyncio.StreamReader, socket: WebSocket) -> None:
         # `_down` finds out why the tunnel was closed, after everything that came before.
-        with suppress(Broken):
+        with suppress(ConnectionBroken):
             while data := await reader.read(_PIECE):
                 await socket.send(data, monotonic() + FOREVER)
             await socket.send(b"", monotonic() + FOREVER)

@@ -8,7 +8,7 @@ from time import monotonic
 
 from .._deadline import FOREVER, Deadline
 from .._retry import RetryPolicy
-from .._transport import Broken, Call, SocketClosed, segment, silent
+from .._transport import Call, ConnectionBroken, SocketClosed, segment, silent
 from ..errors import (
     AtollError,
     ConnectionFailed,
@@ -55,7 +55,7 @@ class AsyncPtys:
         deadline = Deadline(self._api.client.timeout, "creating a terminal")
         while True:
             try:
-                answer = await self._api.request(
+                response = await self._api.request(
                     "POST",
                     "/pty",
                     deadline.what,
@@ -63,7 +63,7 @@ class AsyncPtys:
                     headers={"idempotency-key": tag},
                     timeout=max(0.001, deadline.left()),
                 )
-                return AsyncPty(self._api, parse(PtyInfo, answer.json()), ends=True)
+                return AsyncPty(self._api, parse(PtyInfo, response.json()), ends=True)
             except (ConnectionFailed, UnexpectedAnswer):
                 try:
                     return await self._find(f"tag:{tag}", ends=True)
@@ -76,8 +76,8 @@ class AsyncPtys:
         return await self._find(pty_id, ends=False)
 
     async def _find(self, pty_id: str, *, ends: bool) -> AsyncPty:
-        answer = await self._api.request("GET", f"/pty/{segment(pty_id)}", f"connecting to {pty_id}")
-        return AsyncPty(self._api, parse(PtyInfo, answer.json()), ends=ends)
+        response = await self._api.request("GET", f"/pty/{segment(pty_id)}", f"connecting to {pty_id}")
+        return AsyncPty(self._api, parse(PtyInfo, response.json()), ends=ends)
 
     async def list(self) -> list[PtyInfo]:
         """Lists the terminals, newest first."""
@@ -159,7 +159,7 @@ class AsyncPty:
                     raise deadline.exceeded() from None
                 # The connection was not opened in time.
                 await self._pause(silent(), deadline)
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._drop(socket)
                 await self._pause(error, deadline)
             except SocketClosed as closed:
@@ -191,7 +191,7 @@ class AsyncPty:
                 return await socket.send(keys, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._drop(socket)
                 await self._pause(error, deadline)
 
@@ -225,7 +225,7 @@ class AsyncPty:
             if self._socket is socket:
                 self._socket = None
 
-    async def _pause(self, error: Broken, deadline: Deadline) -> None:
+    async def _pause(self, error: ConnectionBroken, deadline: Deadline) -> None:
         call = Call("GET", self._path, f"connecting to {self.id} in {self._api.id}", repeat=True)
         await self._api.client.pause(call, error, self._retry, deadline)
 
@@ -235,7 +235,7 @@ class AsyncPty:
             self._over = True
             return
         if closed.code in (1001, 1012):
-            await self._pause(Broken("the server is shutting down"), deadline)
+            await self._pause(ConnectionBroken("the server is shutting down"), deadline)
             return
         try:
             # The HTTP route returns the complete error, which a close code cannot.

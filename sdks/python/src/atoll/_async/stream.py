@@ -10,7 +10,7 @@ from time import monotonic
 import httpx
 
 from .._deadline import STALLED
-from .._transport import Broken, transport_errors
+from .._transport import ConnectionBroken, transport_errors
 
 
 class Stream:
@@ -31,7 +31,7 @@ class Stream:
     async def read(self, until: float) -> bytes:
         """The next bytes; none at the end. After a `TimeoutError` it can be called again."""
         if self._closed:
-            raise Broken("the response was closed")
+            raise ConnectionBroken("the response was closed")
         if self._pending is None:
             self._response.request.extensions["timeout"]["read"] = STALLED
             self._pending = self._loop.create_task(_next(self._pieces))

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import _deadline
-from .._transport import Broken, Call, SocketClosed, Unreachable, silent
+from .._transport import Call, ConnectionBroken, SocketClosed, Unreachable, silent
 from ..errors import UnexpectedAnswer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class WebSocket:
         from websockets.asyncio.client import connect, unix_connect
         from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus, ProxyError
 
-        from .client import Answer
+        from .client import Response
 
         address = client._address
         # `ws` for `http`, and `wss` for `https`.
@@ -60,24 +60,26 @@ class WebSocket:
         except InvalidStatus as error:
             response = error.response
             client._saw(response.status_code)
-            raise client.refused(Answer(response.status_code, response.headers, bytes(response.body or b""))) from None
+            raise client.parse_error(
+                Response(response.status_code, response.headers, bytes(response.body or b""))
+            ) from None
         except ProxyError as error:
             raise Unreachable(str(error)) from error
         except InvalidMessage as error:
-            raise Broken(f"the connection was closed without a response: {error}") from error
+            raise ConnectionBroken(f"the connection was closed without a response: {error}") from error
         except InvalidHandshake as error:
             raise UnexpectedAnswer(f"{client.url} did not accept the WebSocket: {error}") from None
         except TimeoutError:
             raise
         except ConnectionResetError as error:
-            raise Broken(error.strerror or "the connection was reset") from error
+            raise ConnectionBroken(error.strerror or "the connection was reset") from error
         except (OSError, ssl.SSLError) as error:
             raise Unreachable(str(error)) from error
         client._saw(101)
         return cls(connection)
 
     async def receive(self, until: float) -> bytes:
-        """The next message. `SocketClosed` if the server ended the connection, and `Broken` if it broke."""
+        """The next message. `SocketClosed` if the server ended the connection, and `ConnectionBroken` if it broke."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -93,7 +95,7 @@ class WebSocket:
             raise _closed(error) from None
 
     async def _ping(self) -> None:
-        """Raises `Broken` if the server does not answer a ping."""
+        """Raises `ConnectionBroken` if the server does not answer a ping."""
         answered = await self._connection.ping()
         try:
             async with asyncio.timeout(_deadline.SILENCE / 2):
@@ -109,7 +111,7 @@ class WebSocket:
             async with asyncio.timeout(max(0.0, until - monotonic())):
                 await self._connection.send(data)
         except ConnectionClosed as error:
-            raise Broken(str(_closed(error)) or "the connection was closed") from None
+            raise ConnectionBroken(str(_closed(error)) or "the connection was closed") from None
 
     def close(self) -> None:
         """Closes the connection. Can be called from any thread."""
@@ -124,4 +126,4 @@ class WebSocket:
 def _closed(error: ConnectionClosed) -> Exception:
     if error.rcvd is not None:
         return SocketClosed(error.rcvd.code, error.rcvd.reason)
-    return Broken("the connection was closed")
+    return ConnectionBroken("the connection was closed")

@@ -21,9 +21,9 @@ from .. import _config
 from .._data import PIECE, in_pieces
 from .._deadline import Deadline
 from .._retry import RetryPolicy
-from .._transport import Body, Broken, Call, Unreachable, is_certificate_error, transport_errors
+from .._transport import Body, Call, ConnectionBroken, Unreachable, is_certificate_error, transport_errors
 from .._version import VERSION
-from ..errors import AtollError, ConnectionFailed, RateLimited, UnexpectedAnswer, from_answer
+from ..errors import AtollError, ConnectionFailed, RateLimited, UnexpectedAnswer, from_response
 from .concurrency import blocking, connection_scope, sleep, tell
 from .stream import Stream
 
@@ -36,7 +36,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepa
 _AWAY = (502, 503, 504)
 
 
-class Answer:
+class Response:
     """A response with all of its body."""
 
     __slots__ = ("body", "headers", "status")
@@ -55,7 +55,7 @@ class Answer:
             ) from None
 
 
-class _Away(Broken):
+class _Away(ConnectionBroken):
     """A proxy responded that it does not reach the server."""
 
     def __init__(self, error: AtollError) -> None:
@@ -141,7 +141,7 @@ class Client:
 
     # The methods below are for the other modules of this package.
 
-    def request(self, call: Call) -> Answer:
+    def request(self, call: Call) -> Response:
         """Sends a request and reads all of the response. An error response is raised."""
         deadline = Deadline(call.timeout or self.timeout, call.what)
         retry = RetryPolicy(self.reconnect)
@@ -149,29 +149,29 @@ class Client:
         while True:
             try:
                 stream = self._exchange(call, deadline.until)
-                answer = Answer(stream.status, stream.headers, stream.read_all(deadline.until))
-                if answer.status < 400:
-                    return answer
-                failure = self.refused(answer)
+                response = Response(stream.status, stream.headers, stream.read_all(deadline.until))
+                if response.status < 400:
+                    return response
+                failure = self.parse_error(response)
             except TimeoutError:
                 raise deadline.exceeded() from None
-            except Broken as error:
+            except ConnectionBroken as error:
                 lost |= not isinstance(error, Unreachable)
                 self.pause(call, error, retry, deadline)
                 continue
-            if lost and call.method == "DELETE" and answer.status == 404:
+            if lost and call.method == "DELETE" and response.status == 404:
                 # The response that was lost confirmed the deletion.
-                return answer
+                return response
             self._later(failure, deadline.until)
 
     def open(self, call: Call, until: float) -> Stream:
-        """Sends a request once and returns the response without its body. Raises `Broken` if the connection fails."""
+        """Sends a request once and leaves the body to be read. Raises `ConnectionBroken` if the connection fails."""
         while True:
             stream = self._exchange(call, until)
             if stream.status < 400:
                 return stream
-            answer = Answer(stream.status, stream.headers, stream.read_all(until))
-            self._later(self.refused(answer), until)
+            response = Response(stream.status, stream.headers, stream.read_all(until))
+            self._later(self.parse_error(response), until)
 
     def _later(self, failure: AtollError, until: float) -> None:
         """Waits if the rate limit was exceeded; any other failure is raised."""
@@ -180,7 +180,7 @@ class Client:
             raise failure
         sleep(wait)
 
-    def pause(self, call: Call, error: Broken, retry: RetryPolicy, deadline: Deadline) -> None:
+    def pause(self, call: Call, error: ConnectionBroken, retry: RetryPolicy, deadline: Deadline) -> None:
         """Waits before the next attempt, if there may be one."""
         unreachable = isinstance(error, Unreachable)
         if (call.repeat or unreachable) and self._reached:
@@ -190,7 +190,7 @@ class Client:
                 return
         raise self.broken(call, error) from error.__cause__
 
-    def broken(self, call: Call, error: Broken) -> AtollError:
+    def broken(self, call: Call, error: ConnectionBroken) -> AtollError:
         """The error for a connection that failed for good."""
         if isinstance(error, _Away):
             return error.error
@@ -206,22 +206,22 @@ class Client:
             remedy="check the result before you try again",
         )
 
-    def refused(self, answer: Answer) -> AtollError:
-        """The error of an error response; that of a proxy without a server is raised as `Broken`."""
+    def parse_error(self, response: Response) -> AtollError:
+        """The error of an error response; that of a proxy without a server is raised as `ConnectionBroken`."""
         try:
-            body = json.loads(answer.body)
+            body = json.loads(response.body)
         except ValueError:
             body = None
         if not isinstance(body, dict) or "code" not in body:
             unexpected = UnexpectedAnswer(
-                f"{self.url} answered {answer.status} without an Atoll error",
-                status=answer.status,
+                f"{self.url} answered {response.status} without an Atoll error",
+                status=response.status,
                 remedy="check whether the URL is that of an Atoll server",
             )
-            if answer.status in _AWAY:
+            if response.status in _AWAY:
                 raise _Away(unexpected)
             return unexpected
-        return from_answer(answer.status, body, answer.headers.get("x-request-id"))
+        return from_response(response.status, body, response.headers.get("x-request-id"))
 
     def _exchange(self, call: Call, until: float) -> Stream:
         left = until - monotonic()

@@ -127,8 +127,8 @@ class Commands:
             else:
                 result = handle._fed(stdin, limit, on_stdout, on_stderr)
         else:
-            answer = self._post(spec | {"stdin": stdin}, limit + _GRACE)
-            result = parse(CommandResult, answer | {"cmd": _line(spec)})
+            response = self._post(spec | {"stdin": stdin}, limit + _GRACE)
+            result = parse(CommandResult, response | {"cmd": _line(spec)})
         return result.check() if check or result.timed_out else result
 
     def _start(self, spec: Mapping[str, Any], open_stdin: bool) -> CommandHandle:
@@ -140,8 +140,10 @@ class Commands:
         headers = {"idempotency-key": os.urandom(16).hex()}
         what = f"running {str(spec['cmd'])[:40]!r}"
         api = self._api
-        answer = api.request("POST", "/commands", what, json=spec, headers=headers, repeat=True, timeout=timeout)
-        return answer.json()
+        response = api.request(
+            "POST", "/commands", what, json=spec, headers=headers, repeat=True, timeout=timeout
+        )
+        return response.json()
 
     def list(self) -> list[CommandInfo]:
         """Lists running and recently finished commands, newest first."""
@@ -149,8 +151,8 @@ class Commands:
 
     def get(self, exec_id: str) -> CommandInfo:
         """Returns a command by its id, `tag:NAME` or `pid:NUMBER`."""
-        answer = self._api.request("GET", f"/commands/{segment(exec_id)}", f"fetching {exec_id}")
-        return parse(CommandInfo, answer.json())
+        response = self._api.request("GET", f"/commands/{segment(exec_id)}", f"fetching {exec_id}")
+        return parse(CommandInfo, response.json())
 
     def connect(self, exec_id: str) -> CommandHandle:
         """Returns a handle to a running or finished command by its id, `tag:NAME` or `pid:NUMBER`."""
@@ -248,8 +250,8 @@ class CommandHandle:
 
     def info(self) -> CommandInfo:
         """Fetches the current state of the command."""
-        answer = self._api.request("GET", self._path, f"fetching {self.exec_id}")
-        return parse(CommandInfo, answer.json())
+        response = self._api.request("GET", self._path, f"fetching {self.exec_id}")
+        return parse(CommandInfo, response.json())
 
     def kill(self) -> None:
         """Kills the command and all its child processes."""
@@ -289,8 +291,10 @@ class CommandHandle:
         path, query = f"{self._path}/stdin", {"offset": at}
         # Each request has at most the client's timeout, also if the command reads slowly.
         left = max(0.001, min(deadline.left(), self._api.client.timeout))
-        answer = self._api.request("POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left)
-        return int(answer.json()["taken"])
+        response = self._api.request(
+            "POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left
+        )
+        return int(response.json()["taken"])
 
     def close_stdin(self) -> None:
         """Closes the command's standard input."""

@@ -9,7 +9,7 @@ from .. import _deadline
 from .._data import Progress
 from .._deadline import FOREVER, Deadline
 from .._retry import RetryPolicy
-from .._transport import Broken, Call, silent
+from .._transport import Call, ConnectionBroken, silent
 from ..errors import Conflict
 from .concurrency import Listener, tell
 from .sandbox_api import SandboxApi
@@ -48,7 +48,7 @@ class Download:
                     if progress is not None:
                         tell(progress, Progress(len(self._got), self._total))
                 break
-            except Broken as error:
+            except ConnectionBroken as error:
                 if self._same is None:
                     self._got.clear()
                     self._total = None

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, overload
 from .._data import Data, Progress, in_pieces
 from .._deadline import FOREVER, Deadline
 from .._retry import RetryPolicy
-from .._transport import Broken, Call
+from .._transport import Call, ConnectionBroken
 from ..errors import ConnectionFailed, FileNotFound
 from ..models import FileEvent, FileInfo, FoundFile, SignedUrl, UnpackSummary, parse
 from .concurrency import Listener, blocking, tell
@@ -99,8 +99,8 @@ class Files:
     def list(self, path: str = ".", *, depth: int = 1, user: str | None = None) -> list[FileInfo]:
         """Lists a directory and its subdirectories up to `depth` levels; at most 10,000 entries."""
         query = {"path": path, "depth": depth, "user": user}
-        answer = self._api.request("GET", "/files/list", f"listing {path}", query=query)
-        return [parse(FileInfo, one) for one in answer.json()]
+        response = self._api.request("GET", "/files/list", f"listing {path}", query=query)
+        return [parse(FileInfo, one) for one in response.json()]
 
     def stat(self, path: str, *, user: str | None = None) -> FileInfo:
         """Returns the metadata of a path. Symbolic links are not followed."""
@@ -129,8 +129,8 @@ class Files:
             limit: Maximum number of results, at most 1000.
         """
         parameters = {"path": path, "query": query, "content": content, "limit": limit, "user": user}
-        answer = self._api.request("GET", "/files/search", f"searching {path}", query=parameters)
-        return [parse(FoundFile, one) for one in answer.json()["results"]]
+        response = self._api.request("GET", "/files/search", f"searching {path}", query=parameters)
+        return [parse(FoundFile, one) for one in response.json()["results"]]
 
     def make_dir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
         """Creates a directory and its missing parents. An existing directory is no error."""
@@ -178,8 +178,8 @@ class Files:
 
     def _link(self, act: str, path: str, expires_in: int, user: str | None) -> SignedUrl:
         body = {"path": path, "expiresIn": expires_in, "user": user}
-        answer = self._api.request("POST", f"/files/{act}", f"signing a URL for {path}", json=body, repeat=True)
-        return parse(SignedUrl, answer.json())
+        response = self._api.request("POST", f"/files/{act}", f"signing a URL for {path}", json=body, repeat=True)
+        return parse(SignedUrl, response.json())
 
     def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> Watch:
         """Watches a directory. Iterate over the result for the changes from now on."""
@@ -235,7 +235,7 @@ class Files:
                 return self._fetch(call, local, progress, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None
-            except Broken as error:
+            except ConnectionBroken as error:
                 # Retry from the beginning: existing files are replaced.
                 client.pause(call, error, retry, deadline)
 
@@ -275,10 +275,10 @@ class Files:
             def on_sent(done: int) -> Any:
                 return listener(Progress(done, total))
 
-        answer = self._api.request(
+        response = self._api.request(
             "PUT", route, what, query=query, body=body, on_sent=on_sent, repeat=data.again, timeout=timeout
         )
-        return answer.json()
+        return response.json()
 
 
 class Watch:

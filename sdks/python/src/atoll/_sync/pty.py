@@ -9,7 +9,7 @@ from time import monotonic
 
 from .._deadline import FOREVER, Deadline
 from .._retry import RetryPolicy
-from .._transport import Broken, Call, SocketClosed, segment, silent
+from .._transport import Call, ConnectionBroken, SocketClosed, segment, silent
 from ..errors import (
     AtollError,
     ConnectionFailed,
@@ -56,7 +56,7 @@ class Ptys:
         deadline = Deadline(self._api.client.timeout, "creating a terminal")
         while True:
             try:
-                answer = self._api.request(
+                response = self._api.request(
                     "POST",
                     "/pty",
                     deadline.what,
@@ -64,7 +64,7 @@ class Ptys:
                     headers={"idempotency-key": tag},
                     timeout=max(0.001, deadline.left()),
                 )
-                return Pty(self._api, parse(PtyInfo, answer.json()), ends=True)
+                return Pty(self._api, parse(PtyInfo, response.json()), ends=True)
             except (ConnectionFailed, UnexpectedAnswer):
                 try:
                     return self._find(f"tag:{tag}", ends=True)
@@ -77,8 +77,8 @@ class Ptys:
         return self._find(pty_id, ends=False)
 
     def _find(self, pty_id: str, *, ends: bool) -> Pty:
-        answer = self._api.request("GET", f"/pty/{segment(pty_id)}", f"connecting to {pty_id}")
-        return Pty(self._api, parse(PtyInfo, answer.json()), ends=ends)
+        response = self._api.request("GET", f"/pty/{segment(pty_id)}", f"connecting to {pty_id}")
+        return Pty(self._api, parse(PtyInfo, response.json()), ends=ends)
 
     def list(self) -> list[PtyInfo]:
         """Lists the terminals, newest first."""
@@ -160,7 +160,7 @@ class Pty:
                     raise deadline.exceeded() from None
                 # The connection was not opened in time.
                 self._pause(silent(), deadline)
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._drop(socket)
                 self._pause(error, deadline)
             except SocketClosed as closed:
@@ -192,7 +192,7 @@ class Pty:
                 return socket.send(keys, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._drop(socket)
                 self._pause(error, deadline)
 
@@ -226,7 +226,7 @@ class Pty:
             if self._socket is socket:
                 self._socket = None
 
-    def _pause(self, error: Broken, deadline: Deadline) -> None:
+    def _pause(self, error: ConnectionBroken, deadline: Deadline) -> None:
         call = Call("GET", self._path, f"connecting to {self.id} in {self._api.id}", repeat=True)
         self._api.client.pause(call, error, self._retry, deadline)
 
@@ -236,7 +236,7 @@ class Pty:
             self._over = True
             return
         if closed.code in (1001, 1012):
-            self._pause(Broken("the server is shutting down"), deadline)
+            self._pause(ConnectionBroken("the server is shutting down"), deadline)
             return
         try:
             # The HTTP route returns the complete error, which a close code cannot.

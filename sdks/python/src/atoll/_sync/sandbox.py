@@ -121,15 +121,15 @@ class Sandbox:
         # With the idempotency key, a retry does not create a second sandbox.
         headers = {"idempotency-key": os.urandom(16).hex()}
         call = Call("POST", "/sandboxes", "creating a sandbox", {}, encoded(body), headers=headers, repeat=True)
-        answer = client.request(call)
-        return cls(client, parse(SandboxInfo, answer.json()), ends=True)
+        response = client.request(call)
+        return cls(client, parse(SandboxInfo, response.json()), ends=True)
 
     @classmethod
     def connect(cls, id: str, *, client: Client | None = None) -> Sandbox:
         """Returns an existing sandbox by its id or alias. `with` does not delete it."""
         client = client or Client.default()
-        answer = SandboxApi(client, id).request("GET", "", "fetching the sandbox")
-        return cls(client, parse(SandboxInfo, answer.json()), ends=False)
+        response = SandboxApi(client, id).request("GET", "", "fetching the sandbox")
+        return cls(client, parse(SandboxInfo, response.json()), ends=False)
 
     @classmethod
     def list(
@@ -158,9 +158,9 @@ class Sandbox:
         while limit is None or len(found) < limit:
             left = 100 if limit is None else min(100, limit - len(found))
             query = {**conditions, "limit": left, "cursor": cursor}
-            answer = client.request(Call("GET", "/sandboxes", "listing sandboxes", query, repeat=True))
-            found += [parse(SandboxInfo, one) for one in answer.json()]
-            cursor = answer.headers.get("x-next-cursor")
+            response = client.request(Call("GET", "/sandboxes", "listing sandboxes", query, repeat=True))
+            found += [parse(SandboxInfo, one) for one in response.json()]
+            cursor = response.headers.get("x-next-cursor")
             if cursor is None:
                 break
         return found
@@ -178,8 +178,8 @@ class Sandbox:
         """The number of sandboxes that meet all conditions, which are those of `list`."""
         client = client or Client.default()
         query = {**_conditions(state, template, metadata, search), "limit": 1}
-        answer = client.request(Call("GET", "/sandboxes", "counting sandboxes", query, repeat=True))
-        return int(answer.headers["x-total-count"])
+        response = client.request(Call("GET", "/sandboxes", "counting sandboxes", query, repeat=True))
+        return int(response.headers["x-total-count"])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.info.state} {self.info.template}>"
@@ -244,8 +244,8 @@ class Sandbox:
 
     def _act(self, act: str, body: dict[str, Any] | None = None, *, repeat: bool = True) -> SandboxInfo:
         # All actions except restart are idempotent.
-        answer = self._api.request("POST", f"/{act}", f"{act} of the sandbox", json=body or {}, repeat=repeat)
-        return self._updated(answer.json())
+        response = self._api.request("POST", f"/{act}", f"{act} of the sandbox", json=body or {}, repeat=repeat)
+        return self._updated(response.json())
 
     def _updated(self, body: dict[str, Any]) -> SandboxInfo:
         self.info = parse(SandboxInfo, body)
@@ -278,16 +278,16 @@ class Sandbox:
             "onIdle": on_idle,
             "autoResume": auto_resume,
         }
-        answer = self._api.request("PATCH", "", "updating the sandbox", json=body, repeat=True)
-        return self._updated(answer.json())
+        response = self._api.request("PATCH", "", "updating the sandbox", json=body, repeat=True)
+        return self._updated(response.json())
 
     def set_network(
         self, network: Network | None = None, *, allow: Sequence[str] = (), deny: Sequence[str] = ()
     ) -> SandboxInfo:
         """Sets the network mode and its rules: IPv4 addresses or CIDR blocks, with an optional `:port`."""
         body = {"network": network, "allow": list(allow), "deny": list(deny)}
-        answer = self._api.request("PUT", "/network", "setting the network", json=body)
-        return self._updated(answer.json())
+        response = self._api.request("PUT", "/network", "setting the network", json=body)
+        return self._updated(response.json())
 
     def ports(self) -> builtins.list[Port]:
         """Lists the listening ports."""
@@ -296,13 +296,13 @@ class Sandbox:
     def metrics(self, start: datetime | None = None, end: datetime | None = None) -> builtins.list[Sample]:
         """Returns resource usage between `start` and `end`, oldest first. The default is the last hour."""
         query = {"start": start and int(start.timestamp()), "end": end and int(end.timestamp())}
-        answer = self._api.request("GET", "/metrics", "reading metrics", query=query)
-        return [parse(Sample, one) for one in answer.json()]
+        response = self._api.request("GET", "/metrics", "reading metrics", query=query)
+        return [parse(Sample, one) for one in response.json()]
 
     def events(self, after: int = 0) -> builtins.list[Event]:
         """Lists at most 100 events whose number is greater than `after`."""
-        answer = self._api.request("GET", "/events", "listing events", query={"after": after})
-        return [parse(Event, one) for one in answer.json()]
+        response = self._api.request("GET", "/events", "listing events", query={"after": after})
+        return [parse(Event, one) for one in response.json()]
 
     def forward(self, port: int, local_port: int = 0, *, host: str = "127.0.0.1") -> Forward:
         """Forwards a local port to a port of the sandbox until the forward is closed, as in

@@ -13,9 +13,9 @@ from .. import _deadline
 from .._deadline import Deadline
 from .._retry import RetryPolicy
 from .._sse import Events, Message
-from .._transport import Body, Broken, Call, segment, silent
-from ..errors import from_answer
-from .client import Answer, Client, encoded
+from .._transport import Body, Call, ConnectionBroken, segment, silent
+from ..errors import from_response
+from .client import Client, Response, encoded
 from .concurrency import sleep
 from .stream import Stream
 from .websocket import WebSocket
@@ -41,7 +41,7 @@ class SandboxApi:
         repeat: bool | None = None,
         timeout: float | None = None,
         on_sent: Callable[[int], Any] | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Sends a request. By default, GET, DELETE and PUT requests are retried."""
         call = Call(
             method,
@@ -62,9 +62,9 @@ class SandboxApi:
         found: list[Any] = []
         query: dict[str, object] = {}
         while True:
-            answer = self.request("GET", path, what, query=query)
-            found += answer.json()
-            cursor = answer.headers.get("x-next-cursor")
+            response = self.request("GET", path, what, query=query)
+            found += response.json()
+            cursor = response.headers.get("x-next-cursor")
             if cursor is None:
                 return found
             query = {"cursor": cursor}
@@ -77,7 +77,7 @@ class SandboxApi:
         return EventStream(self.client, call, after, anew)
 
     def socket(self, path: str, what: str, deadline: Deadline) -> WebSocket:
-        """Opens a WebSocket. Raises `Broken` if the connection fails."""
+        """Opens a WebSocket. Raises `ConnectionBroken` if the connection fails."""
         return WebSocket.open(self.client, Call("GET", self.path + path, f"{what} in {self.id}"), deadline.until)
 
 
@@ -102,17 +102,17 @@ class EventStream:
                     self._retry.progress()
                     self._waiting.extend(one for one in self._events.feed(data) if one.event != "ping")
                 else:
-                    raise Broken("the stream ended before its last event")
+                    raise ConnectionBroken("the stream ended before its last event")
             except TimeoutError:
                 if monotonic() >= until:
                     raise
                 self._pause(silent(), until)
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._pause(error, until)
         message = self._waiting.popleft()
         self._after = message.id or self._after
         if message.event == "error":
-            raise from_answer(200, message.data, None)
+            raise from_response(200, message.data, None)
         return message
 
     def begin(self, until: float) -> None:
@@ -123,14 +123,14 @@ class EventStream:
         while self._stream is None:
             try:
                 self._stream = self._client.open(call, until)
-            except Broken as error:
+            except ConnectionBroken as error:
                 self._pause(error, until)
         self._events = Events()
         if self._begun and self._anew is not None:
             self._waiting.append(Message(self._anew, {}, None))
         self._begun = True
 
-    def _pause(self, error: Broken, until: float) -> None:
+    def _pause(self, error: ConnectionBroken, until: float) -> None:
         self.close()
         wait = self._retry.pause() if self._client._reached else None
         if wait is None:

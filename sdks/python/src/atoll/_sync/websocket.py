@@ -66,7 +66,7 @@ class WebSocket:
         return cls(run(websocket.WebSocket.open(cast("Any", client), call, until)))
 
     def receive(self, until: float) -> bytes:
-        """The next message. `SocketClosed` if the server ended the connection, and `Broken` if it broke."""
+        """The next message. `SocketClosed` if the server ended the connection, and `ConnectionBroken` if it broke."""
         return run(self._inner.receive(until))
 
     def send(self, data: bytes, until: float) -> None:
