@@ -161,7 +161,7 @@ class Cutter:
 
 
 class Loser(Cutter):
-    """A proxy that drops the response to the first request with these words in its head, after the server processed it."""
+    """A proxy that drops the response to the first request with these words in its head, once it was processed."""
 
     def __init__(self, target: int, words: bytes) -> None:
         super().__init__(target, 1 << 40, 1 << 41, seed=1)
