@@ -26,7 +26,7 @@ use atoll_jail::plan::Plan;
 use atoll_model::{SandboxId, TerminalSize};
 use atoll_testkit::{Attempt, attempts};
 
-use crate::harness::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, stdout_text};
 
 /// Users inside the sandbox that run each attack.
 const USERS: &[&str] = &["root", "user"];
@@ -181,7 +181,7 @@ async fn attack_on(
             columns: 100,
         });
     }
-    let found = attempts(said(&world.exec(id, spec).await));
+    let found = attempts(stdout_text(&world.exec(id, spec).await));
     assert!(!found.is_empty(), "{probe:?} as {user} tried nothing");
     found
 }
@@ -203,7 +203,7 @@ async fn check_on(streams: Streams, case: &Case<'_>) {
             case.probe
         );
     }
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     world.close().await;
     for control in case.controls {
         let world = World::open_with(control.lift).await;

@@ -8,8 +8,8 @@ use atoll_worker::{Config, LocalRuntime};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
 use crate::api::Server;
-use crate::cli::{atoll, told};
-use crate::harness::{self, DEADLINE, Kind, World, probe_spec, said};
+use crate::cli::{atoll, output_text};
+use crate::harness::{self, DEADLINE, Kind, World, probe_spec, stdout_text};
 
 /// An authority in a file, and a certificate that it signed.
 struct Authority {
@@ -172,7 +172,7 @@ async fn template_without_a_ca_bundle_gets_a_bundle() {
     let world = World::open_as(|config| config.authorities = vec![authority.pem.clone()]).await;
     let id = world.sandbox(Kind::Static).await;
     let done = world.exec(&id, probe_spec(&["read", SYSTEM])).await;
-    assert!(said(&done).ends_with(&authority.pem));
+    assert!(stdout_text(&done).ends_with(&authority.pem));
     world.close().await;
 }
 
@@ -196,7 +196,7 @@ async fn commands_terminals_and_runs_have_the_ca_variables() {
 
     let mut run = atoll(&["run", "--ca-file", file, "--", "sh", "-c", &line]);
     let done = run_within(&mut run, DEADLINE, b"");
-    assert_eq!(told(&done), "leaf.pem: OK\nexit 0");
+    assert_eq!(output_text(&done), "leaf.pem: OK\nexit 0");
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn invalid_authorities_file_prevents_the_start() {
         let mut command = atoll(words);
         command.env("ATOLL_DATA_DIR", scratch.join("data"));
         let done = run_within(&mut command, DEADLINE, b"");
-        let text = told(&done);
+        let text = output_text(&done);
         assert!(!done.status.success(), "{text}");
         assert!(
             text.contains(file) && text.contains("no certificate"),

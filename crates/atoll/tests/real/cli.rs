@@ -41,12 +41,12 @@ pub fn own_data(scratch: &Scratch) -> PathBuf {
         Duration::from_mins(1),
         b"",
     );
-    assert!(added.status.success(), "{}", told(&added));
+    assert!(added.status.success(), "{}", output_text(&added));
     data
 }
 
 /// Standard output, standard error and exit code in one text.
-pub fn told(output: &Output) -> String {
+pub fn output_text(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!(
         "{}{}exit {}",
@@ -62,7 +62,7 @@ fn doctor_accepts_this_host_as_text_and_json() {
     let host = atoll_jail::netns::create().unwrap();
     let doctor = |words: &[&str]| atoll_jail::netns::within(host.as_fd(), || done(words)).unwrap();
     let output = doctor(&["doctor"]);
-    let text = told(&output);
+    let text = output_text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("yes  a sandbox"), "{text}");
     assert!(text.contains("yes  network internet"), "{text}");
@@ -108,7 +108,7 @@ fn a_file_system_without_id_mapping_is_reported_with_a_remedy() {
         .args(["doctor", "--json"])
         .env("ATOLL_DATA_DIR", &data);
     let output = run_within(&mut doctor, Duration::from_mins(1), b"");
-    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let checks = report["checks"].as_array().unwrap();
     let sandbox = checks.iter().find(|check| check["feature"] == "a sandbox");
@@ -137,7 +137,11 @@ fn doctor_and_run_without_root_fail_with_the_reason() {
     };
     let output = nobody(&["doctor"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(told(&output).contains("Grade F"), "{}", told(&output));
+    assert!(
+        output_text(&output).contains("Grade F"),
+        "{}",
+        output_text(&output)
+    );
     // A file of theirs that they cannot read is not taken for none.
     let config = scratch.join("config");
     std::fs::create_dir_all(config.join("atoll")).unwrap();
@@ -155,18 +159,18 @@ fn doctor_and_run_without_root_fail_with_the_reason() {
         .env("XDG_CONFIG_HOME", &config)
         .env_remove("ATOLL_URL");
     let output = run_within(command.stdin(Stdio::null()), Duration::from_mins(1), b"");
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", output_text(&output));
     assert!(
-        told(&output).contains("cannot be read"),
+        output_text(&output).contains("cannot be read"),
         "{}",
-        told(&output)
+        output_text(&output)
     );
     let output = nobody(&["run", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(
-        told(&output).contains("run atoll as root"),
+        output_text(&output).contains("run atoll as root"),
         "{}",
-        told(&output)
+        output_text(&output)
     );
 }
 
@@ -184,7 +188,7 @@ fn open_to_all(path: &std::path::Path) {
 
 #[test]
 fn every_command_shows_examples_and_shells_complete_them() {
-    let help = told(&done(&["--help"]));
+    let help = output_text(&done(&["--help"]));
     let (_, listed) = help.split_once("Commands:\n").unwrap();
     let lines = listed.lines().take_while(|line| !line.is_empty());
     // What a name is for may take several lines.
@@ -194,14 +198,14 @@ fn every_command_shows_examples_and_shells_complete_them() {
     assert!(names.len() > 22, "{help}");
     for command in names {
         let output = done(&[command, "--help"]);
-        let text = told(&output);
+        let text = output_text(&output);
         assert!(
             output.status.success() && text.contains("Example"),
             "{command}: {text}"
         );
     }
     for shell in ["bash", "zsh", "fish"] {
-        let text = told(&done(&["completions", shell]));
+        let text = output_text(&done(&["completions", shell]));
         assert!(
             text.contains("doctor") && text.contains("template"),
             "{shell}"
@@ -216,17 +220,17 @@ fn templates_are_added_listed_used_and_removed() {
     atoll_testkit::static_layer(&layer);
     let name = format!("cli-{}", std::process::id());
     let added = done(&["template", "add", &name, layer.to_str().unwrap()]);
-    assert!(added.status.success(), "{}", told(&added));
-    assert!(told(&done(&["template", "ls"])).contains(&name));
+    assert!(added.status.success(), "{}", output_text(&added));
+    assert!(output_text(&done(&["template", "ls"])).contains(&name));
     let ran = done(&["run", "--template", &name, "--", "/probe", "echo", "hi"]);
-    assert_eq!(told(&ran), "hi\nexit 0");
+    assert_eq!(output_text(&ran), "hi\nexit 0");
     let again = done(&["template", "add", &name, layer.to_str().unwrap()]);
-    assert_eq!(again.status.code(), Some(5), "{}", told(&again));
+    assert_eq!(again.status.code(), Some(5), "{}", output_text(&again));
     assert!(done(&["template", "rm", &name]).status.success());
     let gone = done(&["template", "rm", &name]);
-    assert_eq!(gone.status.code(), Some(4), "{}", told(&gone));
+    assert_eq!(gone.status.code(), Some(4), "{}", output_text(&gone));
     let odd = done(&["template", "add", "No/Name", layer.to_str().unwrap()]);
-    assert_eq!(odd.status.code(), Some(2), "{}", told(&odd));
+    assert_eq!(odd.status.code(), Some(2), "{}", output_text(&odd));
 }
 
 #[test]
@@ -244,8 +248,8 @@ fn a_template_from_an_archive_works_like_one_from_a_directory() {
     );
     let name = format!("tar-{}", std::process::id());
     let added = done(&["template", "add", &name, archive.to_str().unwrap()]);
-    assert!(added.status.success(), "{}", told(&added));
+    assert!(added.status.success(), "{}", output_text(&added));
     let ran = done(&["run", "--template", &name, "--", "/probe", "echo", "hi"]);
-    assert_eq!(told(&ran), "hi\nexit 0");
+    assert_eq!(output_text(&ran), "hi\nexit 0");
     assert!(done(&["template", "rm", &name]).status.success());
 }

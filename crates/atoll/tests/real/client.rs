@@ -27,7 +27,7 @@ use atoll_testkit::{Cutter, run_within};
 use serde_json::{Value, json};
 
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 use crate::harness;
 
 /// `atoll` without a configured server.
@@ -125,7 +125,12 @@ fn done(mut command: Command, input: &[u8]) -> Output {
 #[track_caller]
 fn said(line: &impl Line, args: &[&str]) -> String {
     let output = done(atoll(line, args), b"");
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{args:?}: {}",
+        output_text(&output)
+    );
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -141,5 +146,5 @@ fn json(line: &impl Line, args: &[&str]) -> Value {
 #[track_caller]
 fn tried(line: &impl Line, args: &[&str]) -> (String, Option<i32>) {
     let output = done(atoll(line, args), b"");
-    (told(&output), output.status.code())
+    (output_text(&output), output.status.code())
 }

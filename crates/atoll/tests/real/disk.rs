@@ -11,7 +11,7 @@ use atoll_model::{Bytes, Code, ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOpt
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::{ExecResult, Storage};
 
-use crate::harness::{DEADLINE, Kind, World, private, said, template};
+use crate::harness::{DEADLINE, Kind, World, private, stdout_text, template};
 
 const MIB: u64 = 1 << 20;
 
@@ -107,7 +107,7 @@ async fn full_sandbox_leaves_others_their_space() {
             .await
             .unwrap_err();
         assert_eq!(error.code, Code::DiskFull, "{name}: {error:?}");
-        said(&shell(&world, &neighbour, "head -c 30M /dev/zero > ~/fine").await);
+        stdout_text(&shell(&world, &neighbour, "head -c 30M /dev/zero > ~/fine").await);
         world.runtime.delete(&id).await.unwrap();
     }
     world.close().await;
@@ -119,7 +119,7 @@ async fn removed_files_free_space_in_a_full_sandbox() {
     let world = open(&data(scratch.path()), Storage::Image).await;
     let id = limited(&world, 32 * MIB).await;
     assert!(no_room(&shell(&world, &id, "cat /dev/zero > ~/big").await));
-    said(&shell(&world, &id, "rm ~/big && head -c 20M /dev/zero > ~/smaller").await);
+    stdout_text(&shell(&world, &id, "rm ~/big && head -c 20M /dev/zero > ~/smaller").await);
     world.close().await;
 }
 
@@ -130,7 +130,7 @@ async fn plain_storage_has_advisory_limits_and_refuses_others() {
     let disk = atoll_testkit::Cage::disk(scratch.path(), 2 << 30);
     let world = open(&data(disk.path()), Storage::Plain).await;
     let id = world.create().await;
-    said(&shell(&world, &id, "head -c 200M /dev/zero > ~/big").await);
+    stdout_text(&shell(&world, &id, "head -c 200M /dev/zero > ~/big").await);
     let usage = world.runtime.disk_usage(&id).await.unwrap();
     assert!(!usage.enforced && usage.complete);
     assert!((200 * MIB..220 * MIB).contains(&usage.used.0), "{usage:?}");
@@ -165,15 +165,15 @@ async fn sixteen_terabyte_file_is_refused_or_takes_no_space() {
             assert!(complaint.contains("File too large"), "{made:?}");
             // The most there can be is as good.
             let largest = HUGE - 4096;
-            said(&shell(&world, &id, &format!("truncate -s {largest} ~/huge")).await);
+            stdout_text(&shell(&world, &id, &format!("truncate -s {largest} ~/huge")).await);
             largest
         } else {
-            said(&made);
+            stdout_text(&made);
             HUGE
         };
         // A sparse file with data in its middle and at its end.
         let line = "for at in 1 8000000 16777214; do printf x | dd of=$HOME/huge bs=1M seek=$at conv=notrunc status=none; done; sync ~/huge";
-        said(&shell(&world, &id, line).await);
+        stdout_text(&shell(&world, &id, line).await);
         let path = b"/home/user/huge";
         let entry = runtime.stat(&id, &root, path, false).await.unwrap();
         assert_eq!(entry.size, size, "{storage}");
@@ -224,12 +224,12 @@ print('deep')";
     let done = world
         .exec(&id, ExecSpec::argv(["python3", "-c", odd]))
         .await;
-    assert_eq!(said(&done), "36\ndeep\n");
+    assert_eq!(stdout_text(&done), "36\ndeep\n");
     let tag = world.runtime.tag().to_owned();
     let image = data.join("runs").join(tag).join("storage.btrfs");
     // A remaining sandbox shares the image's blocks with it.
     let stays = world.create().await;
-    said(&shell(&world, &stays, "head -c 2M /dev/urandom > ~/f").await);
+    stdout_text(&shell(&world, &stays, "head -c 2M /dev/urandom > ~/f").await);
     let blocks =
         || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512;
     // A sync inside is none: it has to be on the disk to be given back.
@@ -253,7 +253,7 @@ async fn disk_usage_and_embryo_limits_work_on_both_storages() {
         });
         let world = world.await;
         let id = world.create().await;
-        said(&shell(&world, &id, "head -c 8M /dev/urandom > ~/f; sync").await);
+        stdout_text(&shell(&world, &id, "head -c 8M /dev/urandom > ~/f; sync").await);
         let usage = world.runtime.disk_usage(&id).await.unwrap();
         assert!(
             (8 * MIB..10 * MIB).contains(&usage.used.0),
@@ -290,6 +290,6 @@ async fn template_of_one_program_works_on_an_image() {
         .chmod(&id, &RunAs::root(), b"/copy", 0o755)
         .await
         .unwrap();
-    said(&world.exec(&id, ExecSpec::argv(["/copy", "true"])).await);
+    stdout_text(&world.exec(&id, ExecSpec::argv(["/copy", "true"])).await);
     world.close().await;
 }

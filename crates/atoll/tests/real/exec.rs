@@ -14,7 +14,7 @@ use atoll_model::{Code, Error, ExecSpec, SandboxId, SandboxSpec};
 use atoll_testkit::{Scratch, static_layer};
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
-use crate::harness::{Kind, World, in_both, private, probe_spec, said};
+use crate::harness::{Kind, World, in_both, private, probe_spec, stdout_text};
 
 /// The error of a command that must not start.
 async fn refused(world: &World, id: &SandboxId, spec: ExecSpec) -> Error {
@@ -27,7 +27,7 @@ async fn arguments_arrive_byte_for_byte() {
         let words: [&[u8]; 6] = [b"/probe", b"args", b"", b"a b\n'\"$X*", b"\xff\xfe", b"--"];
         let done = world.exec(id, ExecSpec::argv(words)).await;
         let expected = "0 /probe\n1 args\n2 \n3 a b\\n\\'\\\"$X*\n4 \\xff\\xfe\n5 --\n";
-        assert_eq!(said(&done), expected);
+        assert_eq!(stdout_text(&done), expected);
     })
     .await;
 }
@@ -39,14 +39,14 @@ async fn a_megabyte_of_arguments_and_of_environment_arrives() {
         let mut argv = vec!["/probe", "echo"];
         argv.extend([word.as_str(); 10]);
         let done = world.exec(id, ExecSpec::argv(&argv)).await;
-        assert_eq!(said(&done), argv[2..].join(" ") + "\n");
+        assert_eq!(stdout_text(&done), argv[2..].join(" ") + "\n");
 
         let mut spec = probe_spec(&["env"]);
         for number in 0..10 {
             spec = spec.variable(format!("BIG_{number}"), &word);
         }
         let done = world.exec(id, spec).await;
-        let found = said(&done)
+        let found = stdout_text(&done)
             .lines()
             .filter(|line| line.starts_with("BIG_") && line.ends_with(&word))
             .count();
@@ -73,7 +73,7 @@ async fn too_many_arguments_are_refused_without_side_effects() {
             );
         }
         assert_eq!(
-            said(&world.probe(id, "", &["echo", "alive"]).await),
+            stdout_text(&world.probe(id, "", &["echo", "alive"]).await),
             "alive\n"
         );
     })
@@ -106,9 +106,9 @@ async fn a_shell_line_without_a_shell_names_the_shell() {
 async fn programs_are_looked_up_in_path() {
     in_both(async |world, id| {
         let spec = ExecSpec::argv(["probe", "echo", "found"]).variable("PATH", "/nowhere::/");
-        assert_eq!(said(&world.exec(id, spec).await), "found\n");
+        assert_eq!(stdout_text(&world.exec(id, spec).await), "found\n");
         let spec = ExecSpec::argv(["./probe", "echo", "here"]).directory("/");
-        assert_eq!(said(&world.exec(id, spec).await), "here\n");
+        assert_eq!(stdout_text(&world.exec(id, spec).await), "here\n");
     })
     .await;
 }
@@ -139,7 +139,7 @@ async fn a_missing_program_exits_with_127() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn non_executable_file_exits_with_126() {
     in_both(async |world, id| {
-        said(&world.probe(id, "root", &["write", "/plain", "text"]).await);
+        stdout_text(&world.probe(id, "root", &["write", "/plain", "text"]).await);
         for program in ["/plain", "/", "/proc"] {
             let error = refused(world, id, ExecSpec::argv([program])).await;
             assert_eq!(error.code, Code::ProgramNotFound);
@@ -155,10 +155,10 @@ async fn script_without_shebang_is_run_by_sh() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let text = ["write", "/script", "echo \"from a script: $1\"\n"];
-    said(&world.probe(&id, "root", &text).await);
-    said(&world.probe(&id, "root", &["chmod", "/script", "755"]).await);
+    stdout_text(&world.probe(&id, "root", &text).await);
+    stdout_text(&world.probe(&id, "root", &["chmod", "/script", "755"]).await);
     let done = world.exec(&id, ExecSpec::argv(["/script", "word"])).await;
-    assert_eq!(said(&done), "from a script: word\n");
+    assert_eq!(stdout_text(&done), "from a script: word\n");
     // A single process: with two, the terminal would close with the first.
     let size = atoll_model::TerminalSize {
         rows: 24,
@@ -166,7 +166,7 @@ async fn script_without_shebang_is_run_by_sh() {
     };
     let script = ExecSpec::argv(["/script", "word"]).terminal(size);
     assert_eq!(
-        said(&world.exec(&id, script).await),
+        stdout_text(&world.exec(&id, script).await),
         "from a script: word\r\n"
     );
     world.close().await;
@@ -192,7 +192,7 @@ async fn environment_has_no_variables_of_the_host() {
             "LANG",
             "ATOLL_SANDBOX_ID",
         ];
-        let text = said(&done);
+        let text = stdout_text(&done);
         assert_eq!(names(text), built_in);
         assert!(
             text.contains(&format!("\nATOLL_SANDBOX_ID={id}\n")),
@@ -205,7 +205,7 @@ async fn environment_has_no_variables_of_the_host() {
         assert!(text.contains("\nLANG=C.UTF-8\n"), "{text}");
         let root = world.probe(id, "root", &["env"]).await;
         assert!(
-            said(&root).contains("\nHOME=/root\nUSER=root\n"),
+            stdout_text(&root).contains("\nHOME=/root\nUSER=root\n"),
             "{root:?}"
         );
     })
@@ -245,7 +245,7 @@ async fn exec_overrides_sandbox_and_sandbox_overrides_template() {
         .variable("USER", "");
     let done = world.exec(&id, call).await;
     let mut wanted = pairs("A=template B=sandbox C=call D=sandbox E=call LANG=template USER=");
-    for line in said(&done).lines() {
+    for line in stdout_text(&done).lines() {
         let (name, value) = line.split_once('=').unwrap();
         if let Some(expected) = wanted.remove(name) {
             assert_eq!(value, expected, "{name}");
@@ -283,8 +283,8 @@ async fn a_nul_byte_is_refused_by_the_name_of_its_field() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn working_directory_is_home_or_the_requested_one() {
     in_both(async |world, id| {
-        said(&world.probe(id, "", &["mkdir", "/home/user/work"]).await);
-        said(
+        stdout_text(&world.probe(id, "", &["mkdir", "/home/user/work"]).await);
+        stdout_text(
             &world
                 .probe(id, "", &["link", "work", "/home/user/link"])
                 .await,
@@ -302,7 +302,7 @@ async fn working_directory_is_home_or_the_requested_one() {
             let mut spec = probe_spec(&["pwd"]);
             spec.directory = asked.map(|path| path.as_bytes().to_vec());
             let done = world.exec(id, spec).await;
-            assert_eq!(said(&done), format!("{reached}\n"), "{asked:?}");
+            assert_eq!(stdout_text(&done), format!("{reached}\n"), "{asked:?}");
         }
     })
     .await;
@@ -312,16 +312,22 @@ async fn working_directory_is_home_or_the_requested_one() {
 async fn missing_home_falls_back_to_the_root_directory() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
-    assert_eq!(said(&world.probe(&id, "user", &["pwd"]).await), "/\n");
-    assert_eq!(said(&world.probe(&id, "root", &["pwd"]).await), "/\n");
+    assert_eq!(
+        stdout_text(&world.probe(&id, "user", &["pwd"]).await),
+        "/\n"
+    );
+    assert_eq!(
+        stdout_text(&world.probe(&id, "root", &["pwd"]).await),
+        "/\n"
+    );
     world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_working_directory_that_cannot_be_entered_is_named() {
     in_both(async |world, id| {
-        said(&world.probe(id, "root", &["mkdir", "/private"]).await);
-        said(&world.probe(id, "root", &["chmod", "/private", "700"]).await);
+        stdout_text(&world.probe(id, "root", &["mkdir", "/private"]).await);
+        stdout_text(&world.probe(id, "root", &["chmod", "/private", "700"]).await);
         for path in ["/no/such/place", "nor-here", "/probe", "/private"] {
             let error = refused(world, id, probe_spec(&["true"]).directory(path)).await;
             assert_eq!(error.code, Code::CwdNotFound);
@@ -329,7 +335,7 @@ async fn a_working_directory_that_cannot_be_entered_is_named() {
             assert!(error.message.contains(path), "{error:?}");
         }
         let spec = probe_spec(&["pwd"]).directory("/private").user("root");
-        assert_eq!(said(&world.exec(id, spec).await), "/private\n");
+        assert_eq!(stdout_text(&world.exec(id, spec).await), "/private\n");
     })
     .await;
 }

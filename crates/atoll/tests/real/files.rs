@@ -137,7 +137,7 @@ impl<'a> Files<'a> {
 
     /// Makes a symbolic link as root.
     async fn link(&self, target: &str, path: &str) {
-        crate::harness::said(
+        crate::harness::stdout_text(
             &self
                 .world
                 .probe(self.id, "root", &["link", target, path])

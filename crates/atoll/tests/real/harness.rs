@@ -185,7 +185,7 @@ pub fn probe_spec(args: &[&str]) -> ExecSpec {
 
 /// Standard output of a command that must exit with 0 and an empty standard error.
 #[track_caller]
-pub fn said(finished: &ExecResult) -> &str {
+pub fn stdout_text(finished: &ExecResult) -> &str {
     let text = std::str::from_utf8(&finished.stdout).unwrap();
     let complaint = String::from_utf8_lossy(&finished.stderr);
     assert!(

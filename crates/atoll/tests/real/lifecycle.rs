@@ -16,7 +16,7 @@ use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use tokio::task::JoinSet;
 
 use crate::harness::{
-    DEADLINE, Kind, World, binary, data, in_both, private, probe_spec, said, template,
+    DEADLINE, Kind, World, binary, data, in_both, private, probe_spec, stdout_text, template,
 };
 
 /// Everything of an instance that can be seen on the host.
@@ -191,7 +191,7 @@ async fn twenty_sandboxes_are_created_and_deleted_concurrently() {
                     .await
                     .unwrap();
                 let done = exec.finish(b"", 1 << 20).await.unwrap();
-                assert_eq!(said(&done), format!("{}\n", info.id));
+                assert_eq!(stdout_text(&done), format!("{}\n", info.id));
             }
             if number % 2 == 0 {
                 runtime.delete(&info.id).await.unwrap();
@@ -214,7 +214,7 @@ async fn a_close_leaves_no_residue() {
     let mut pids = Vec::new();
     for kind in crate::harness::KINDS {
         let id = world.sandbox(kind).await;
-        said(&world.probe(&id, "user", &["daemon", "300"]).await);
+        stdout_text(&world.probe(&id, "user", &["daemon", "300"]).await);
         pids.push(world.runtime.host_pid(&id).unwrap());
     }
     wait_for("the keeper to settle", DEADLINE, || keeper(&tag).is_some());
@@ -247,7 +247,7 @@ async fn briefly_attached_layers_are_invisible_to_other_sandboxes() {
     for _ in 0..5 {
         let id = world.sandbox(Kind::Static).await;
         let written = world.probe(&id, "root", &["write", "/file", "text"]);
-        said(&written.await);
+        stdout_text(&written.await);
         world.runtime.delete(&id).await.unwrap();
     }
     made.store(true, Ordering::Relaxed);
@@ -270,7 +270,7 @@ async fn cancelled_create_leaves_no_partial_sandbox() {
         world.runtime.list().len() == begun
     });
     for info in world.runtime.list() {
-        said(&world.probe(&info.id, "user", &["true"]).await);
+        stdout_text(&world.probe(&info.id, "user", &["true"]).await);
     }
     world.close().await;
     assert_eq!(traces(&tag, &data()), Vec::<PathBuf>::new());
@@ -394,7 +394,7 @@ async fn killed_pid_1_is_reported_as_the_end_of_one_sandbox() {
             .usage(&id)
             .is_err_and(|error| error.code == Code::SandboxStopped)
     });
-    said(&world.probe(&other, "user", &["true"]).await);
+    stdout_text(&world.probe(&other, "user", &["true"]).await);
     world.runtime.delete(&id).await.unwrap();
     world.close().await;
 }
@@ -403,7 +403,7 @@ async fn killed_pid_1_is_reported_as_the_end_of_one_sandbox() {
 async fn files_of_a_kept_sandbox_remain() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
-    said(&world.probe(&id, "root", &["write", "/kept", "text"]).await);
+    stdout_text(&world.probe(&id, "root", &["write", "/kept", "text"]).await);
     let place = data().join(format!("kept-{id}"));
     world
         .runtime

@@ -10,11 +10,11 @@ use atoll_model::{Bytes, Code, Cpus, Error, ExecSpec, HostMount, Limits, RunAs, 
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::ExecResult;
 
-use crate::harness::{DEADLINE, KINDS, Kind, World, data, probe_spec, said, template};
+use crate::harness::{DEADLINE, KINDS, Kind, World, data, probe_spec, stdout_text, template};
 
 /// A value of `probe meminfo`.
 fn value(finished: &ExecResult, name: &str) -> u64 {
-    let line = said(finished)
+    let line = stdout_text(finished)
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
@@ -36,7 +36,7 @@ async fn programs_see_the_size_of_the_sandbox() {
             let id = world.sandbox_spec(kind, limited(cpus, memory)).await;
             let expected = (cpus.div_ceil(1000) as usize).min(host);
             assert_eq!(
-                said(&world.probe(&id, "user", &["nproc"]).await),
+                stdout_text(&world.probe(&id, "user", &["nproc"]).await),
                 format!("{expected}\n")
             );
             let told = world.probe(&id, "user", &["meminfo"]).await;
@@ -49,7 +49,10 @@ async fn programs_see_the_size_of_the_sandbox() {
                 ("/sys/fs/cgroup/cpu.max", format!("{} 100000\n", cpus * 100)),
                 ("/sys/fs/cgroup/pids.max", "1024\n".to_owned()),
             ] {
-                assert_eq!(said(&world.probe(&id, "user", &["read", path]).await), text);
+                assert_eq!(
+                    stdout_text(&world.probe(&id, "user", &["read", path]).await),
+                    text
+                );
             }
         }
     }
@@ -65,7 +68,7 @@ async fn system_tools_report_the_same_limits() {
     let line =
         "nproc; free -b | awk '/^Mem/{print $2} /^Swap/{print $2}'; getconf _NPROCESSORS_ONLN";
     let done = world.exec(&id, ExecSpec::shell(line)).await;
-    assert_eq!(said(&done), "1\n268435456\n0\n1\n");
+    assert_eq!(stdout_text(&done), "1\n268435456\n0\n1\n");
     world.close().await;
 }
 
@@ -117,7 +120,7 @@ async fn half_a_processor_gives_half_the_cpu_time() {
         .await;
     let before = world.runtime.usage(&id).unwrap().cpu;
     let begin = Instant::now();
-    said(&world.probe(&id, "user", &["spin", "2", "2"]).await);
+    stdout_text(&world.probe(&id, "user", &["spin", "2", "2"]).await);
     let wall = begin.elapsed();
     let used = world
         .runtime
@@ -160,7 +163,7 @@ async fn sandbox_with_permanently_full_memory_survives() {
         .await;
     let files =
         "head -c 33554432 /dev/zero > /dev/shm/f; head -c 16777216 /dev/zero > /run/f; true";
-    said(&world.exec(&id, ExecSpec::shell(files).user("root")).await);
+    stdout_text(&world.exec(&id, ExecSpec::shell(files).user("root")).await);
     let eat = "while :; do /probe c02-memory anon 536870912; [ $? = 137 ] && echo killed; done";
     let mut eaters = Vec::new();
     for _ in 0..2 {
@@ -182,7 +185,7 @@ async fn sandbox_with_permanently_full_memory_survives() {
         let eaten = eater.finish(b"", 1000).await.unwrap();
         assert!(eaten.stdout.starts_with(b"killed"), "{eaten:?}");
     }
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     world.close().await;
 }
 
@@ -194,7 +197,7 @@ async fn every_program_dies_before_pid_1() {
     let wait = "until read -r score </proc/$$/oom_score_adj && [ $score = 300 ]; do :; done; cat /proc/1/oom_score_adj";
     for user in ["root", "user"] {
         let spec = ExecSpec::shell(wait).user(user).deadline(DEADLINE);
-        assert_eq!(said(&world.exec(&id, spec).await), "0\n");
+        assert_eq!(stdout_text(&world.exec(&id, spec).await), "0\n");
     }
     world.close().await;
 }
@@ -225,7 +228,7 @@ async fn more_processes_than_allowed_are_refused_by_name() {
         exec.kill().unwrap();
         exec.wait().await;
     }
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     world.close().await;
 }
 
@@ -312,7 +315,7 @@ async fn size_out_of_range_is_named_and_nothing_is_created() {
         let id = world
             .sandbox_spec(Kind::Static, |spec| spec.limits = limits)
             .await;
-        said(&world.probe(&id, "user", &["true"]).await);
+        stdout_text(&world.probe(&id, "user", &["true"]).await);
     }
     world.close().await;
 }
@@ -370,8 +373,8 @@ async fn a_directory_and_a_file_of_the_host_are_shown_read_only() {
         };
         let id = world.sandbox_spec(kind, both).await;
         let read = async |path| world.probe(&id, "user", &["read", path]).await;
-        assert_eq!(said(&read("/shown/deep/file").await), "of the host");
-        assert_eq!(said(&read("/etc/single").await), "alone");
+        assert_eq!(stdout_text(&read("/shown/deep/file").await), "of the host");
+        assert_eq!(stdout_text(&read("/etc/single").await), "alone");
         for user in ["root", "user"] {
             for path in ["/shown/deep/file", "/shown/deep/new", "/etc/single"] {
                 let done = world.probe(&id, user, &["write", path, "changed"]).await;

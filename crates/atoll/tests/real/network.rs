@@ -12,7 +12,7 @@ use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, PortEvent, Sandbox
 use atoll_testkit::{attempts, wait_for};
 use tokio::io::AsyncReadExt;
 
-use crate::harness::{DEADLINE, KINDS, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, KINDS, Kind, World, probe_spec, stdout_text};
 pub use scene::Scene;
 use scene::{
     HOST, PRIVATE, PRIVATE_SIX, PUBLIC, PUBLIC_SIX, WEB, accept, address_of, echo, links, reach,
@@ -36,7 +36,7 @@ async fn tried(world: &World, id: &SandboxId, words: &[&str]) -> Vec<String> {
 
 async fn tried_as(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> Vec<String> {
     let done = world.exec(id, probe_spec(words).user(user)).await;
-    let all = attempts(said(&done));
+    let all = attempts(stdout_text(&done));
     assert_eq!(all.len(), words.len() - 1, "{words:?}");
     all.into_iter().map(|attempt| attempt.result).collect()
 }
@@ -136,7 +136,7 @@ fn e01_only_public_addresses_are_reached() {
             assert!(!done.status.success(), "{number}");
         }
         let one = world.exec(&ids[0], shell("16843009")).await;
-        assert_eq!(said(&one), "hello", "1.1.1.1 can be written so");
+        assert_eq!(stdout_text(&one), "hello", "1.1.1.1 can be written so");
         // Without the rules everybody answers.
         sh(&format!("nft flush table {table}"));
         sh("nft add table ip nat");
@@ -171,7 +171,7 @@ fn names_of_refused_addresses_do_not_resolve() {
                 "nobody.test",
             ];
             let done = world.exec(&id, probe_spec(&names).user("user")).await;
-            let all = attempts(said(&done));
+            let all = attempts(stdout_text(&done));
             let told: Vec<&str> = all.iter().map(|attempt| attempt.detail.trim()).collect();
             assert_eq!(told, ["code=0 1.1.1.1", "code=0", "code=0", "code=3"]);
         }
@@ -187,7 +187,7 @@ fn sandbox_without_network_has_a_reachable_loopback() {
             let id = world.sandbox(kind).await;
             assert_eq!(world.runtime.get(&id).unwrap().network, Network::None);
             assert_eq!(
-                said(&world.probe(&id, "user", &["interfaces"]).await),
+                stdout_text(&world.probe(&id, "user", &["interfaces"]).await),
                 "lo\n"
             );
             let all = tried(&world, &id, &["connect", "1.1.1.1:80", "203.0.113.2:80"]).await;
@@ -291,7 +291,7 @@ fn stopped_sandbox_has_no_link_and_gets_a_new_one_on_start() {
             assert_eq!(links().len(), 1);
             assert_eq!(reached(&world, &id).await, [true, true]);
             let names = probe_spec(&["resolve", "public.test"]).user("user");
-            assert!(said(&world.exec(&id, names).await).contains("1.1.1.1"));
+            assert!(stdout_text(&world.exec(&id, names).await).contains("1.1.1.1"));
             world.runtime.delete(&id).await.unwrap();
             wait_for("the link to go", DEADLINE, || links().is_empty());
         }

@@ -11,7 +11,7 @@ use atoll_testkit::{Scratch, make_deb};
 use atoll_worker::ExecResult;
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
-use crate::harness::{Kind, World, data, private, said};
+use crate::harness::{Kind, World, data, private, stdout_text};
 
 async fn shell(world: &World, id: &SandboxId, user: &str, line: &str) -> ExecResult {
     world.exec(id, ExecSpec::shell(line).user(user)).await
@@ -179,7 +179,7 @@ async fn a_template_without_sudo_gains_nothing() {
         };
         let id = world.runtime.create(spec).await.unwrap().id;
         let done = world.exec(&id, ExecSpec::argv(["/raised", "id"])).await;
-        let first = said(&done).lines().next().unwrap().to_owned();
+        let first = stdout_text(&done).lines().next().unwrap().to_owned();
         assert_eq!(
             first,
             format!("uid 1000 {effective} {effective}"),

@@ -4,7 +4,7 @@ use atoll_model::{ExecSpec, OutputChunk, SandboxId, TerminalSize};
 use atoll_testkit::{STOPS, until_stop};
 use atoll_worker::{ExecHandle, LocalRuntime, OutputReader, Screen, Size};
 
-use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, stdout_text};
 
 fn size(rows: u16, columns: u16) -> TerminalSize {
     TerminalSize { rows, columns }
@@ -205,6 +205,6 @@ async fn terminals_are_released() {
         assert_eq!(control.wait().await.code, Some(5));
     }
     let done = world.exec(&id, ExecSpec::shell("ls /dev/pts")).await;
-    assert!(said(&done).lines().count() <= 10, "{done:?}");
+    assert!(stdout_text(&done).lines().count() <= 10, "{done:?}");
     world.close().await;
 }

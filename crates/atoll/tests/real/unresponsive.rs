@@ -12,7 +12,7 @@ use atoll_model::{
 use atoll_testkit::wait_for;
 use atoll_worker::{ExecHandle, LocalRuntime, Watch};
 
-use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, stdout_text};
 
 /// Timeout of the server for a sandbox in these tests.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -202,7 +202,7 @@ async fn end(world: &World, id: &SandboxId) {
     let runtime = &world.runtime;
     in_time("stop", runtime.stop(id)).await;
     in_time("start", runtime.start(id)).await;
-    said(&world.probe(id, "user", &["true"]).await);
+    stdout_text(&world.probe(id, "user", &["true"]).await);
     in_time("delete", runtime.delete(id)).await;
 }
 
@@ -216,7 +216,7 @@ async fn every_call_works_after_all_processes_were_stopped() {
             let open = Open::new(&world.runtime, &id, user).await;
             asked.extend(calls(&world.runtime, &id, user, open));
         }
-        said(
+        stdout_text(
             &world
                 .exec(&id, ExecSpec::shell("kill -STOP -1").user(stopper))
                 .await,
@@ -311,7 +311,7 @@ async fn every_call_returns_on_a_paused_sandbox() {
     let refused = tokio::time::timeout(HANGS, refused).await;
     assert_eq!(refused.expect("it hangs").code, Code::SandboxPaused);
     in_time("resume", runtime.resume(&id)).await;
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     // An incomplete upload leaves no file.
     let found = runtime.stat(&id, &root, b"/big", true).await;
     assert_eq!(found.unwrap_err().code, Code::FileNotFound);

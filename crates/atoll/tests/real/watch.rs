@@ -10,7 +10,7 @@ use atoll_model::{
 };
 use atoll_worker::Watch;
 
-use crate::harness::{DEADLINE, Kind, World, in_both, said};
+use crate::harness::{DEADLINE, Kind, World, in_both, stdout_text};
 
 const USUAL: WatchOptions = WatchOptions {
     recursive: false,
@@ -114,7 +114,7 @@ async fn real(world: &World, id: &SandboxId, path: &str) -> BTreeMap<Vec<u8>, bo
 
 async fn python(world: &World, id: &SandboxId, script: &str) {
     let spec = ExecSpec::argv(["python3", "-c", script]).user("root");
-    said(&world.exec(id, spec).await);
+    stdout_text(&world.exec(id, spec).await);
 }
 
 /// Runs a script and listens; the directory as the events tell it at the end.
@@ -154,7 +154,7 @@ async fn each_kind_of_event_is_reported() {
         mkdir(world, id, "/w/below").await;
         let mut told = watch(world, id, "/w", USUAL).await;
         let probe = async |args: &[&str]| {
-            said(&world.probe(id, "root", args).await);
+            stdout_text(&world.probe(id, "root", args).await);
         };
         assert_eq!(drained(&mut told).await, [""; 0]);
         probe(&["touch", "/w/a"]).await;
@@ -230,7 +230,7 @@ async fn unwatchable_paths_are_refused() {
         mkdir(world, id, "/w/closed").await;
         let (runtime, root) = (&world.runtime, RunAs::root());
         runtime.chmod(id, &root, b"/w/closed", 0o700).await.unwrap();
-        said(&world.probe(id, "root", &["touch", "/w/file"]).await);
+        stdout_text(&world.probe(id, "root", &["touch", "/w/file"]).await);
         let user = RunAs::default();
         let code = async |path: &str| {
             let watch = runtime.watch(id, &user, path.as_bytes(), USUAL).await;
@@ -243,8 +243,8 @@ async fn unwatchable_paths_are_refused() {
         // Below the top it is passed over: the rights are the user's.
         let watch = runtime.watch(id, &user, b"/w", WatchOptions::recursive());
         let mut told = watch.await.unwrap();
-        said(&world.probe(id, "root", &["touch", "/w/closed/x"]).await);
-        said(&world.probe(id, "root", &["touch", "/w/y"]).await);
+        stdout_text(&world.probe(id, "root", &["touch", "/w/closed/x"]).await);
+        stdout_text(&world.probe(id, "root", &["touch", "/w/y"]).await);
         let mut seen = drained(&mut told).await;
         seen.retain(|line| !line.starts_with("chmod"));
         assert_eq!(seen, ["create y"]);
@@ -260,7 +260,7 @@ async fn removed_directory_ends_its_watch() {
             mkdir(world, id, "/w/below").await;
             let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
             if moved {
-                said(&world.probe(id, "root", &["move", "/w", "/elsewhere"]).await);
+                stdout_text(&world.probe(id, "root", &["move", "/w", "/elsewhere"]).await);
             } else {
                 world.runtime.remove(id, &root, b"/w", true).await.unwrap();
             }
@@ -281,7 +281,7 @@ async fn drain_returns_events_of_an_ended_command() {
         let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
         for number in 0..40 {
             let path = format!("a/b/c/{number}");
-            said(
+            stdout_text(
                 &world
                     .probe(id, "root", &["touch", &format!("/w/{path}")])
                     .await,

@@ -8,7 +8,7 @@ use atoll_testkit::{Scratch, run_within};
 use serde_json::json;
 
 use super::Server;
-use crate::cli::{atoll, told};
+use crate::cli::{atoll, output_text};
 use crate::harness::{DEADLINE, private};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,11 +47,11 @@ async fn backup_taken_under_load_restores_a_complete_server() {
     let backup = || run_within(&mut atoll(&words), DEADLINE, b"");
     for round in 0..5 {
         let output = tokio::task::block_in_place(backup);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         assert!(
-            told(&output).contains("1 orgs with 2 keys"),
+            output_text(&output).contains("1 orgs with 2 keys"),
             "{}",
-            told(&output)
+            output_text(&output)
         );
         if round < 4 {
             std::fs::remove_dir_all(&target).unwrap();

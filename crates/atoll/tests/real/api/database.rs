@@ -9,7 +9,7 @@ use atoll_testkit::{Scratch, run_within};
 use serde_json::{Value, json};
 
 use super::Server;
-use crate::cli::{atoll, told};
+use crate::cli::{atoll, output_text};
 use crate::harness::DEADLINE;
 
 /// The output of a start that is refused.
@@ -20,8 +20,8 @@ pub fn refused(data: &Path) -> String {
         crate::harness::data().join("templates"),
     );
     let output = tokio::task::block_in_place(|| run_within(&mut serve, DEADLINE, b""));
-    assert!(!output.status.success(), "{}", told(&output));
-    told(&output)
+    assert!(!output.status.success(), "{}", output_text(&output));
+    output_text(&output)
 }
 
 /// Result of one check of `atoll doctor`.
@@ -305,13 +305,13 @@ async fn backup_replaces_a_lost_database() {
         tokio::task::block_in_place(|| run_within(&mut command, DEADLINE, b""))
     };
     let made = run(&["backup"]);
-    assert!(made.status.success(), "{}", told(&made));
+    assert!(made.status.success(), "{}", output_text(&made));
     // Not under a server that runs.
     let busy = run(&["backup", "restore"]);
     assert!(
-        told(&busy).contains("is served by process"),
+        output_text(&busy).contains("is served by process"),
         "{}",
-        told(&busy)
+        output_text(&busy)
     );
     let young = client.sandbox(&json!({ "timeout": 0 })).await;
     client.line(&young, "echo kept > ~/f").await;
@@ -323,7 +323,7 @@ async fn backup_replaces_a_lost_database() {
     let instance = data.join("instance-id");
     let ours = fs::read_to_string(&instance).unwrap();
     fs::write(&instance, "inst_aaaaabbbbbcccccddddd").unwrap();
-    let foreign = told(&run(&["backup", "restore"]));
+    let foreign = output_text(&run(&["backup", "restore"]));
     assert!(
         foreign.contains("belongs to instance inst_aaaaabbbbbcccccddddd"),
         "{foreign}"
@@ -331,7 +331,7 @@ async fn backup_replaces_a_lost_database() {
     assert!(fs::read(data.join("atoll.db")).unwrap() == former);
     fs::write(&instance, ours).unwrap();
     let restored = run(&["backup", "restore"]);
-    assert!(restored.status.success(), "{}", told(&restored));
+    assert!(restored.status.success(), "{}", output_text(&restored));
     assert!(fs::read(data.join("replaced-1/atoll.db")).unwrap() == former);
     assert!(!data.join("atoll.db-wal").exists());
     server.kill_and_start_with(&["--adopt-orphans"]);

@@ -6,7 +6,7 @@ use atoll_testkit::run_within;
 use serde_json::{Value, json};
 
 use super::{Answer, Client, Server};
-use crate::cli::{atoll, told};
+use crate::cli::{atoll, output_text};
 use crate::harness::DEADLINE;
 
 async fn changed(client: &Client, path: &str, body: &Value) -> Answer {
@@ -56,7 +56,7 @@ async fn operator_ceilings_apply_to_every_caller() {
         let mut command = atoll(words);
         command.env("ATOLL_URL", &url).env("ATOLL_API_KEY", &key);
         let done = run_within(&mut command, DEADLINE, b"");
-        let text = told(&done);
+        let text = output_text(&done);
         assert!(!done.status.success(), "{text}");
         assert!(text.contains("to 6, the ceiling of this host"), "{text}");
     }
@@ -103,7 +103,7 @@ fn forbidden_egress_exception_refuses_the_start() {
     for never in ["127.0.0.1", "198.18.0.0/16", "0.0.0.0/0", "fd00::/8"] {
         let mut serve = atoll(&["serve", "--egress-allow", never]);
         let done = run_within(&mut serve, DEADLINE, b"");
-        let text = told(&done);
+        let text = output_text(&done);
         assert!(!done.status.success(), "{never}: {text}");
         assert!(text.contains(never), "{text}");
     }

@@ -8,7 +8,7 @@ use atoll_testkit::{Scratch, run_within};
 use serde_json::{Value, json};
 
 use super::{Client, Server};
-use crate::cli::{atoll, told};
+use crate::cli::{atoll, output_text};
 use crate::harness::DEADLINE;
 use crate::restart::reboot;
 
@@ -158,7 +158,7 @@ async fn sandboxes_missing_from_a_backup_return_unchanged() {
         let mut command = atoll(words);
         command.arg(&backup).arg("--data-dir").arg(&data);
         let output = tokio::task::block_in_place(|| run_within(&mut command, DEADLINE, b""));
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
     };
     run(&["backup"]);
     let asked = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });

@@ -7,7 +7,7 @@ use atoll_testkit::{Scratch, run_within};
 use serde_json::{Value, json};
 
 use super::Server;
-use crate::cli::{atoll, told};
+use crate::cli::{atoll, output_text};
 use crate::harness::{DEADLINE, World, binary, data, private};
 
 const WARNING: &str = "disk limits of sandboxes (diskMB) are not enforced";
@@ -49,7 +49,7 @@ fn command(server: &Server, args: &[&str]) -> (String, Option<i32>) {
         .env("ATOLL_URL", format!("http://{}", client.address))
         .env("ATOLL_API_KEY", client.key.unwrap());
     let output = run_within(&mut command, DEADLINE, b"");
-    (told(&output), output.status.code())
+    (output_text(&output), output.status.code())
 }
 
 fn lines(server: &Server, args: &[&str]) -> String {
@@ -194,7 +194,7 @@ async fn server_without_mkfs_warns_once_and_refuses_an_image() {
     serve.arg("--data-dir").arg(scratch.join("data"));
     serve.env("ATOLL_TEMPLATES_DIR", data().join("templates"));
     let output = run_within(&mut serve, DEADLINE, b"");
-    let text = told(&output);
+    let text = output_text(&output);
     assert_eq!(output.status.code(), Some(6), "{text}");
     assert!(text.contains("mkfs.btrfs is not installed"), "{text}");
 }

@@ -5,7 +5,7 @@ use atoll_testkit::{Attempt, attempts, wait_for};
 
 use super::init::processes;
 use super::{Case, Control, LEASE, ROOT, USERS, attack, check, line};
-use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, stdout_text};
 
 fn granted() -> u64 {
     CAPABILITIES.iter().map(|(_, bit)| 1 << bit).sum()
@@ -91,7 +91,7 @@ async fn by_setuid(world: &World) -> [(u64, u64); 2] {
         .probe(&id, "user", &["a12-setuid", "run", "/dev/shm/setuid-user"])
         .await;
     assert!(
-        attempts(said(&own))
+        attempts(stdout_text(&own))
             .iter()
             .all(|it| it.value("euid") == Some("1000")),
         "{own:?}"

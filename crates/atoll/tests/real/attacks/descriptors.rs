@@ -6,7 +6,7 @@ use atoll_model::{Code, ExecSpec};
 use atoll_testkit::Attempt;
 
 use super::{Case, Control, Streams, USERS, attack, check, check_on, lines};
-use crate::harness::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, stdout_text};
 
 const CONTROLS: &[Control] = &[Control {
     lift: |plan| plan.inside.close_descriptors = false,
@@ -75,14 +75,14 @@ async fn exec_starts_inside_even_with_leaked_descriptors() {
 /// Every number is refused as a directory, but for those that are the box's own.
 async fn no_number_leads_out(world: World, own: &[&str]) {
     let id = world.sandbox(Kind::Static).await;
-    said(&world.probe(&id, "root", &["mkdir", "/links"]).await);
+    stdout_text(&world.probe(&id, "root", &["mkdir", "/links"]).await);
     for user in USERS {
         for number in 3..1024 {
             let direct = format!("/proc/self/fd/{number}");
             let mut ways = vec![direct.clone()];
             if number < 32 {
                 let link = format!("/links/{user}-{number}");
-                said(&world.probe(&id, "root", &["link", &direct, &link]).await);
+                stdout_text(&world.probe(&id, "root", &["link", &direct, &link]).await);
                 ways.push(link);
             }
             for way in ways {
@@ -90,7 +90,7 @@ async fn no_number_leads_out(world: World, own: &[&str]) {
                 match world.runtime.exec(&id, spec).await {
                     Ok(exec) => {
                         let finished = exec.finish(b"", 1000).await.unwrap();
-                        assert!(own.contains(&said(&finished)), "{way}: {finished:?}");
+                        assert!(own.contains(&stdout_text(&finished)), "{way}: {finished:?}");
                     }
                     Err(error) => assert_eq!(error.code, Code::CwdNotFound, "{way}: {error}"),
                 }
@@ -101,7 +101,7 @@ async fn no_number_leads_out(world: World, own: &[&str]) {
     let spec = ExecSpec::argv(["/probe", "pwd"])
         .user("user")
         .directory("/proc/self/cwd");
-    assert_eq!(said(&world.exec(&id, spec).await), "/\n");
+    assert_eq!(stdout_text(&world.exec(&id, spec).await), "/\n");
     world.close().await;
 }
 
@@ -114,7 +114,7 @@ async fn standard_input_is_no_file_of_the_host() {
     for user in USERS {
         let spec = ExecSpec::shell("stat -L -c %d:%i /dev/stdin /dev/null").user(*user);
         let finished = world.exec(&id, spec).await;
-        let found: Vec<&str> = said(&finished).lines().collect();
+        let found: Vec<&str> = stdout_text(&finished).lines().collect();
         assert_eq!(found[0], found[1], "{user}");
         assert_ne!(found[0], format!("{}:{}", host.dev(), host.ino()), "{user}");
     }

@@ -13,7 +13,7 @@ use atoll_testkit::{Attempt, attempts};
 use atoll_worker::ExecResult;
 
 use super::attack;
-use crate::harness::{Kind, World, data, probe_spec, said};
+use crate::harness::{Kind, World, data, probe_spec, stdout_text};
 use crate::lifecycle::traces;
 use kernel_log::KernelLog;
 
@@ -60,7 +60,7 @@ async fn latencies(world: &World, id: &SandboxId, count: usize) -> Vec<Duration>
 
 async fn latency(world: &World, id: &SandboxId) -> Duration {
     let begin = Instant::now();
-    said(&world.probe(id, "user", &["true"]).await);
+    stdout_text(&world.probe(id, "user", &["true"]).await);
     begin.elapsed()
 }
 
@@ -125,9 +125,9 @@ async fn run(
 /// Checks that the sandbox works and that its limits hold.
 async fn assert_governed(world: &World, id: &SandboxId) {
     // Root may have closed it to others.
-    said(&world.probe(id, "root", &["chmod", "/", "755"]).await);
+    stdout_text(&world.probe(id, "root", &["chmod", "/", "755"]).await);
     for user in super::USERS {
-        said(&world.probe(id, user, &["true"]).await);
+        stdout_text(&world.probe(id, user, &["true"]).await);
     }
     let bomb = attack(world, id, "root", "/", &["c01-forkbomb", "500"]).await;
     let end = |what: &str| {
@@ -169,7 +169,7 @@ async fn check_random_calls(user: &str) {
     let numbers: Vec<String> = allowed().iter().map(u32::to_string).collect();
     let numbers = numbers.join(",");
     // Processes that children could name by accident are none of the probe's.
-    said(
+    stdout_text(
         &world
             .probe(&id, "root", &["b06-fuzz", "0", "1", &numbers])
             .await,
@@ -221,7 +221,7 @@ async fn check_random_calls(user: &str) {
     assert_eq!(world.runtime.host_pid(&id).expect("it runs"), init);
     assert_governed(&world, &id).await;
     let new = world.sandbox(Kind::Static).await;
-    said(&world.probe(&new, "user", &["true"]).await);
+    stdout_text(&world.probe(&new, "user", &["true"]).await);
     let groups = super::init::groups(&world, &id);
     world.runtime.delete(&id).await.expect("it can be deleted");
     assert!(!std::path::Path::new(&format!("/proc/{init}")).exists());

@@ -7,7 +7,7 @@ use atoll_testkit::wait_for;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Case, check, line};
-use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, stdout_text};
 
 /// There is no control: see [`super::IMPOSSIBLE`]. That the same calls work on another process is shown by
 /// `only_processes_of_the_sandbox_can_be_traced`.
@@ -105,7 +105,7 @@ async fn a_sandbox_without_pid_1_is_stopped_and_leaves_nothing() {
     let world = World::open().await;
     let neighbour = world.sandbox(Kind::Static).await;
     let id = world.sandbox(Kind::Static).await;
-    said(&world.probe(&id, "user", &["daemon", "600"]).await);
+    stdout_text(&world.probe(&id, "user", &["daemon", "600"]).await);
     let sleeper = world
         .runtime
         .exec(&id, probe_spec(&["sleep", "600"]))
@@ -141,7 +141,7 @@ async fn a_sandbox_without_pid_1_is_stopped_and_leaves_nothing() {
     drop(sleeper);
     world.runtime.delete(&id).await.expect("it can be deleted");
     assert_eq!(left(&world, &id), Vec::<PathBuf>::new());
-    said(&world.probe(&neighbour, "user", &["true"]).await);
+    stdout_text(&world.probe(&neighbour, "user", &["true"]).await);
     world.close().await;
 }
 
@@ -149,7 +149,7 @@ async fn a_sandbox_without_pid_1_is_stopped_and_leaves_nothing() {
 async fn a_sandbox_whose_pid_1_is_stopped_can_be_deleted() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
-    said(&world.probe(&id, "user", &["daemon", "600"]).await);
+    stdout_text(&world.probe(&id, "user", &["daemon", "600"]).await);
     signal(&world, &id, Signal::STOP);
     let delete = tokio::time::timeout(DEADLINE, world.runtime.delete(&id));
     delete

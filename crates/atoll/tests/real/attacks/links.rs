@@ -5,7 +5,7 @@ use std::fs;
 use atoll_model::{Authority, Code, RunAs, SandboxId, WriteOptions};
 
 use super::canary::{Canary, GUEST, HOST, read, upper, write};
-use crate::harness::{Kind, World, said};
+use crate::harness::{Kind, World, stdout_text};
 
 /// The callers: root, the user, and the user with root's capabilities.
 fn callers() -> [RunAs; 3] {
@@ -88,8 +88,8 @@ async fn every_call(world: &World, id: &SandboxId, caller: &RunAs, path: &str) -
 /// A sandbox with `/place` for everybody, and what it needs in there.
 async fn prepared(world: &World) -> SandboxId {
     let id = world.sandbox(Kind::Static).await;
-    said(&world.probe(&id, "root", &["mkdir", "/place"]).await);
-    said(&world.probe(&id, "root", &["chmod", "/place", "777"]).await);
+    stdout_text(&world.probe(&id, "root", &["mkdir", "/place"]).await);
+    stdout_text(&world.probe(&id, "root", &["chmod", "/place", "777"]).await);
     id
 }
 
@@ -100,7 +100,7 @@ async fn set_up(world: &World, id: &SandboxId, links: &[(&str, String)]) {
             .remove(id, &RunAs::root(), path.as_bytes(), true)
             .await;
     }
-    said(
+    stdout_text(
         &world
             .probe(id, "root", &["write", "/place/own", "own"])
             .await,
@@ -110,7 +110,7 @@ async fn set_up(world: &World, id: &SandboxId, links: &[(&str, String)]) {
             .runtime
             .remove(id, &RunAs::root(), link.as_bytes(), true)
             .await;
-        said(&world.probe(id, "root", &["link", target, link]).await);
+        stdout_text(&world.probe(id, "root", &["link", target, link]).await);
     }
 }
 
@@ -171,13 +171,13 @@ async fn links_resolve_inside_the_sandbox() {
 async fn host_paths_in_links_reach_files_of_the_sandbox() {
     let world = World::open().await;
     let id = prepared(&world).await;
-    said(&world.probe(&id, "root", &["mkdir", "/etc"]).await);
-    said(
+    stdout_text(&world.probe(&id, "root", &["mkdir", "/etc"]).await);
+    stdout_text(
         &world
             .probe(&id, "root", &["write", "/etc/shadow", "of the box"])
             .await,
     );
-    said(
+    stdout_text(
         &world
             .probe(&id, "root", &["chmod", "/etc/shadow", "600"])
             .await,
@@ -226,7 +226,7 @@ async fn host_paths_in_links_reach_files_of_the_sandbox() {
                 .expect("root may"),
             GUEST
         );
-        said(
+        stdout_text(
             &world
                 .probe(&id, "root", &["write", "/etc/shadow", "of the box"])
                 .await,
@@ -294,6 +294,6 @@ async fn proc_and_descriptors_do_not_lead_out() {
     // The box's own files are there by the same way, and the box works.
     let own = read(&world, &id, &RunAs::root(), "/proc/self/root/place/own").await;
     assert!(own.is_ok() || own.is_err_and(|error| error.code == Code::FileNotFound));
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     world.close().await;
 }

@@ -9,7 +9,7 @@ use atoll_model::{Code, Error, FileKind, RunAs, WriteOptions};
 
 use super::USERS;
 use super::canary::{Canary, read, upper, write};
-use crate::harness::{Kind, World, said};
+use crate::harness::{Kind, World, stdout_text};
 
 /// Longer than any answer takes, shorter than a file that never ends.
 const SOON: Duration = Duration::from_secs(30);
@@ -39,13 +39,13 @@ async fn special_files_are_refused_without_blocking() {
         ["socket", "/socket"],
         ["mkdir", "/directory"],
     ] {
-        said(&world.probe(&id, "root", &args).await);
+        stdout_text(&world.probe(&id, "root", &args).await);
     }
     for path in ["/fifo", "/socket"] {
-        said(&world.probe(&id, "root", &["chmod", path, "666"]).await);
+        stdout_text(&world.probe(&id, "root", &["chmod", path, "666"]).await);
     }
     for (link, target) in [("/to-fifo", "/fifo"), ("/to-zero", "/dev/zero")] {
-        said(&world.probe(&id, "root", &["link", target, link]).await);
+        stdout_text(&world.probe(&id, "root", &["link", target, link]).await);
     }
     for user in USERS {
         let caller = caller(user);

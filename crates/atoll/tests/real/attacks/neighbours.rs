@@ -5,7 +5,7 @@ use atoll_testkit::{Attempt, attempts};
 use atoll_worker::StartedExec;
 
 use super::{USERS, attack};
-use crate::harness::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, stdout_text};
 
 const CLONE_NEWIPC: u64 = 0x0800_0000;
 
@@ -129,11 +129,11 @@ async fn processes_of_another_sandbox_are_invisible() {
     for (id, expected) in [(&first, true), (&second, false)] {
         let listed = world.probe(id, "root", &["ls", "/proc"]).await;
         // PID 1, the probe itself and perhaps the sleeper: the first box has seen one program more.
-        let pids = said(&listed)
+        let pids = stdout_text(&listed)
             .split_whitespace()
             .filter(|name| name.parse::<u32>().is_ok())
             .count();
-        assert_eq!(pids > 2, expected, "{}", said(&listed));
+        assert_eq!(pids > 2, expected, "{}", stdout_text(&listed));
     }
     sleeper.kill().expect("it can be killed");
     world.close().await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use atoll_testkit::{Scratch, run_within, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{atoll, done, told};
+use super::{atoll, done, output_text};
 use crate::harness::{self, DEADLINE};
 use crate::restart::keeper;
 
@@ -138,7 +138,7 @@ fn runs_lose_no_output_when_clients_are_killed_repeatedly() {
     }
     for (named, tag) in both.iter().zip(&tags) {
         let output = named.run(&[]);
-        assert_eq!(output.status.code(), Some(7), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(7), "{}", output_text(&output));
         assert!(output.stdout == lines("this is line"));
         assert!(output.stderr == lines("error"));
         named.assert_gone(tag);
@@ -165,11 +165,11 @@ fn ended_detached_run_is_listed_kept_by_gc_and_reported() {
     let line = listed().unwrap();
     assert_eq!(line["exitCode"], 9);
     assert!(line["command"].as_str().unwrap().starts_with("sh -c 'echo"));
-    let table = told(&done(&["ls"]));
+    let table = output_text(&done(&["ls"]));
     let row = table.lines().find(|row| row.contains(&named.name)).unwrap();
     assert!(row.contains("ended") && row.contains("(exit 9)"), "{table}");
     assert!(done(&["gc"]).status.success());
-    assert_eq!(told(&named.run(&[])), "out\nerr\nexit 9");
+    assert_eq!(output_text(&named.run(&[])), "out\nerr\nexit 9");
     named.assert_gone(&tag);
     assert!(listed().is_none());
 }
@@ -179,7 +179,7 @@ fn invalid_names_and_other_commands_are_refused_with_a_hint() {
     let named = Named::new("refused");
     let name = &named.name;
     assert_eq!(
-        told(&named.run(&[])),
+        output_text(&named.run(&[])),
         format!(
             "atoll: there is no run with the name {name}\n  hint: start one: atoll run --name {name} -- CMD; \
              atoll ls shows those that are there\nexit 125"
@@ -188,14 +188,14 @@ fn invalid_names_and_other_commands_are_refused_with_a_hint() {
     assert!(!named.directory().exists());
     for odd in ["", "-x", "Upper", "a/b", "..", "a_b", &"x".repeat(64)] {
         let output = done(&["run", &format!("--name={odd}"), "--", "true"]);
-        let text = told(&output);
+        let text = output_text(&output);
         assert!(
             text.contains("--name") && text.ends_with("exit 125"),
             "{text}"
         );
     }
     // A run that fails to start leaves nothing.
-    let text = told(&named.run(&["--", "no-such-program"]));
+    let text = output_text(&named.run(&["--", "no-such-program"]));
     assert_eq!(
         text,
         "atoll: \"no-such-program\" was not found in the sandbox\nexit 127"
@@ -204,7 +204,7 @@ fn invalid_names_and_other_commands_are_refused_with_a_hint() {
 
     let client = named.begin(&[], "sleep 1000");
     let pid = client.id();
-    let text = told(&named.run(&[]));
+    let text = output_text(&named.run(&[]));
     assert!(
         text.starts_with(&format!("atoll: process {pid} is attached to {name}"))
             && text.contains("hint: ")
@@ -212,9 +212,9 @@ fn invalid_names_and_other_commands_are_refused_with_a_hint() {
         "{text}"
     );
     let removed = done(&["rm", name]);
-    assert_eq!(removed.status.code(), Some(5), "{}", told(&removed));
+    assert_eq!(removed.status.code(), Some(5), "{}", output_text(&removed));
     kill(client, Signal::KILL);
-    let text = told(&named.run(&["--", "true"]));
+    let text = output_text(&named.run(&["--", "true"]));
     assert_eq!(
         text,
         format!(
@@ -222,13 +222,13 @@ fn invalid_names_and_other_commands_are_refused_with_a_hint() {
              it: atoll run --name {name}, or remove it: atoll rm {name}\nexit 125"
         )
     );
-    let text = told(&named.run(&["--memory", "64M"]));
+    let text = output_text(&named.run(&["--memory", "64M"]));
     assert!(text.contains("with other options"), "{text}");
     let tag = named.tag();
-    assert_eq!(told(&done(&["rm", name])), format!("{name}\nexit 0"));
+    assert_eq!(output_text(&done(&["rm", name])), format!("{name}\nexit 0"));
     named.assert_gone(&tag);
     let removed = done(&["rm", name]);
-    assert_eq!(removed.status.code(), Some(4), "{}", told(&removed));
+    assert_eq!(removed.status.code(), Some(4), "{}", output_text(&removed));
 }
 
 #[test]
@@ -253,8 +253,8 @@ fn lost_terminal_neither_ends_nor_blocks_the_command() {
     kill_process(Pid::from_child(&client), Signal::HUP).unwrap();
     // The client minds the run, so that more is written than a pipe holds, until it has ended.
     let output = client.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(129), "{}", told(&output));
-    let text = told(&done(&["ls"]));
+    assert_eq!(output.status.code(), Some(129), "{}", output_text(&output));
+    let text = output_text(&done(&["ls"]));
     let row = text.lines().find(|row| row.contains(&named.name)).unwrap();
     assert!(row.contains("ended") && row.contains("(exit 7)"), "{text}");
     let output = named.run(&[]);
@@ -272,7 +272,7 @@ fn client_in_the_background_yields_to_the_next_client() {
     wait_for("it to mind", DEADLINE, || {
         named.directory().join("minded").exists()
     });
-    assert_eq!(told(&named.run(&[])), "one\ntwo\nexit 3");
+    assert_eq!(output_text(&named.run(&[])), "one\ntwo\nexit 3");
     assert_eq!(client.wait_with_output().unwrap().status.code(), Some(129));
     named.assert_gone(&tag);
 }
@@ -317,7 +317,7 @@ fn deadline_and_file_copies_need_no_attached_client() {
     let tag = named.tag();
     kill(client, Signal::KILL);
     assert_eq!(
-        told(&named.run(&[])),
+        output_text(&named.run(&[])),
         "ready\natoll: killed: the deadline of 1s was reached; set another with --timeout\nexit 124"
     );
     assert_eq!(fs::read_to_string(scratch.join("made")).unwrap(), "here\n");
@@ -355,11 +355,11 @@ fn run_after_reboot_reports_the_end_and_the_place_of_files() {
         fs::write(&path, record.to_string()).unwrap();
     }
     assert!(done(&["gc"]).status.success());
-    let table = told(&done(&["ls"]));
+    let table = output_text(&done(&["ls"]));
     let row = table.lines().find(|row| row.contains(&named.name)).unwrap();
     assert!(row.contains("lost"), "{table}");
     for _ in 0..2 {
-        let text = told(&named.run(&[]));
+        let text = output_text(&named.run(&[]));
         let name = &named.name;
         let lost =
             format!("ready\natoll: the command of {name} was lost with the machine's restart\n");

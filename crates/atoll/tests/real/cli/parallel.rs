@@ -6,7 +6,7 @@ use std::time::Duration;
 use atoll_testkit::{Scratch, run_within, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{atoll, own_data, told};
+use super::{atoll, output_text, own_data};
 
 #[test]
 fn heavy_parallel_runs_are_isolated_and_gc_removes_killed_runs() {
@@ -44,7 +44,7 @@ fn heavy_parallel_runs_are_isolated_and_gc_removes_killed_runs() {
             tags.push(number);
         } else {
             let output = child.wait_with_output().unwrap();
-            assert_eq!(told(&output), format!("run {number}\nexit 0"));
+            assert_eq!(output_text(&output), format!("run {number}\nexit 0"));
         }
     }
     assert_eq!(tags.len(), 20);
@@ -56,7 +56,7 @@ fn heavy_parallel_runs_are_isolated_and_gc_removes_killed_runs() {
         Duration::from_mins(1),
         || {
             let collected = run_within(&mut own(&["gc"]), Duration::from_mins(1), b"");
-            assert!(collected.status.success(), "{}", told(&collected));
+            assert!(collected.status.success(), "{}", output_text(&collected));
             runs_left() == 0
         },
     );

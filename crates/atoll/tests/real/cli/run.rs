@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use atoll_testkit::{Scratch, run_within};
 
-use super::{atoll, done, own_data, told};
+use super::{atoll, done, output_text, own_data};
 
 /// Command lines and their expected output, including hints.
 #[test]
@@ -85,7 +85,7 @@ fn run_output_and_exit_codes_match_those_of_a_shell() {
     for (args, expected) in cases {
         let mut all = vec!["run"];
         all.extend_from_slice(args);
-        assert_eq!(&told(&done(&all)), expected, "{args:?}");
+        assert_eq!(&output_text(&done(&all)), expected, "{args:?}");
     }
 }
 
@@ -107,12 +107,12 @@ fn run_that_fails_to_start_leaves_no_residue() {
     let found = || {
         let mut find = Command::new("find");
         let found = run_within(find.arg(&data), Duration::from_mins(1), b"");
-        let mut found: Vec<String> = told(&found).lines().map(ToOwned::to_owned).collect();
+        let mut found: Vec<String> = output_text(&found).lines().map(ToOwned::to_owned).collect();
         found.sort();
         found
     };
     for name in [&[][..], &["--name", "build"]] {
-        assert_eq!(told(&run(&[], name)), "hi\nexit 0");
+        assert_eq!(output_text(&run(&[], name)), "hi\nexit 0");
         let before = found();
         for words in [
             &["--user", "nobody-here"][..],
@@ -125,7 +125,7 @@ fn run_that_fails_to_start_leaves_no_residue() {
                 output.status.code(),
                 Some(125),
                 "{words:?}: {}",
-                told(&output)
+                output_text(&output)
             );
             assert_eq!(found(), before, "{words:?}");
         }
@@ -163,7 +163,7 @@ fn a_signal_ends_a_run_that_copies_files() {
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         let output = child.wait_with_output().unwrap();
-        assert_eq!(told(&output), "exit 130");
+        assert_eq!(output_text(&output), "exit 130");
         let size = run_within(&mut du, Duration::from_mins(1), b"");
         let size = String::from_utf8_lossy(&size.stdout).trim().parse::<u64>();
         assert!(size.unwrap() < 50 << 10);
@@ -172,7 +172,7 @@ fn a_signal_ends_a_run_that_copies_files() {
 
 #[test]
 fn an_unknown_template_is_refused_with_the_known_ones() {
-    let text = told(&done(&["run", "--template", "zz", "--", "true"]));
+    let text = output_text(&done(&["run", "--template", "zz", "--", "true"]));
     assert!(
         text.starts_with("atoll: there is no template \"zz\"\n  hint: choose one of: "),
         "{text}"
@@ -203,7 +203,7 @@ fn closed_pipe_ends_the_command_with_sigpipe() {
         .env("ATOLL_DATA_DIR", crate::harness::data())
         .stdin(Stdio::null());
     let output = run_within(&mut shell, Duration::from_mins(1), b"");
-    assert_eq!(told(&output), "y\nexit 141");
+    assert_eq!(output_text(&output), "y\nexit 141");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn files_go_in_before_and_come_out_after() {
         "-c",
         line,
     ];
-    let text = told(&done(&args));
+    let text = output_text(&done(&args));
     assert!(
         text.starts_with("one") && text.ends_with("exit 0"),
         "{text}"
@@ -257,7 +257,7 @@ fn a_mount_shows_the_hosts_files_and_takes_no_writes() {
     let mount = format!("{}:/shown", scratch.path().display());
     let line =
         "cat /shown/file; echo x > /shown/file || echo refused; touch /shown/new || echo refused";
-    let text = told(&done(&[
+    let text = output_text(&done(&[
         "run", "--user", "root", "--mount", &mount, "--", "sh", "-c", line,
     ]));
     assert!(
@@ -297,7 +297,7 @@ fn a_kept_sandbox_leaves_its_files_until_they_are_collected() {
         "/home/user/kept",
         "hello",
     ]);
-    let text = told(&ran);
+    let text = output_text(&ran);
     assert!(
         text.contains("atoll: kept i") && text.ends_with("exit 0"),
         "{text}"
@@ -311,6 +311,6 @@ fn a_kept_sandbox_leaves_its_files_until_they_are_collected() {
     assert_eq!(std::fs::read_to_string(file).unwrap(), "hello");
     assert!(own(&["gc"]).status.success());
     assert_eq!(std::fs::read_dir(data.join("kept")).unwrap().count(), 1);
-    assert!(told(&own(&["gc", "--kept"])).contains("1 kept"));
+    assert!(output_text(&own(&["gc", "--kept"])).contains("1 kept"));
     assert_eq!(std::fs::read_dir(data.join("kept")).unwrap().count(), 0);
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Bad, Line, atoll, done, json, operator, said, tried};
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 use crate::harness::DEADLINE;
 
 /// Runs each test over a stable connection, and over one that breaks repeatedly.
@@ -46,7 +46,7 @@ over_both! {
 async fn sandboxes(server: &Server, line: &impl Line) {
     let create = ["sandbox", "create", "--name", "web", "--timeout", "1h"];
     let created = done(atoll(line, &create), b"");
-    assert!(created.status.success(), "{}", told(&created));
+    assert!(created.status.success(), "{}", output_text(&created));
     let id = String::from_utf8(created.stdout).unwrap();
     let id = id.trim();
     assert_eq!(id.len(), 21, "{id}");
@@ -147,7 +147,7 @@ async fn commands(server: &Server, line: &impl Line) {
         .await;
     assert_eq!(said(line, &["exec", &id, "echo", "hi"]), "hi\n");
     let output = done(atoll(line, &["exec", "web", "tr", "a-z", "A-Z"]), b"hello");
-    assert_eq!(told(&output), "HELLOexit 0");
+    assert_eq!(output_text(&output), "HELLOexit 0");
     let output = done(
         atoll(
             line,
@@ -197,7 +197,7 @@ async fn commands(server: &Server, line: &impl Line) {
     assert_eq!(tried(line, &["exec", "web"]).1, Some(125));
     // Without a URL, root's own socket.
     assert_eq!(
-        told(&done(
+        output_text(&done(
             operator(server, &["exec", "web", "echo", "root"]),
             b""
         )),
@@ -403,7 +403,7 @@ async fn runs(server: &Server, line: &impl Line) {
             &command,
         ];
         let output = done(atoll(line, &args), b"in");
-        assert_eq!(told(&output), format!("inexit {number}"));
+        assert_eq!(output_text(&output), format!("inexit {number}"));
         assert_eq!(
             std::fs::read(&back).unwrap(),
             std::fs::read(&there).unwrap()

@@ -8,7 +8,7 @@ use std::process::Command;
 use atoll_testkit::{Scratch, run};
 
 use super::{atoll, done, said, tried, with_web};
-use crate::cli::told;
+use crate::cli::output_text;
 
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -39,7 +39,7 @@ fn alike(one: &Path, other: &Path) {
         .args(["-r", "--no-dereference"])
         .arg(one)
         .arg(other));
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     for name in ["program", "deep", "deep/er/secret", "empty", "nothing"] {
         assert_eq!(mode(&one.join(name)), mode(&other.join(name)), "{name}");
     }
@@ -186,7 +186,7 @@ async fn download_never_writes_through_a_link() {
         atoll(&server, &["cp", "web:s", scratch.path().to_str().unwrap()]),
         b"",
     );
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     assert_eq!(fs::read_to_string(scratch.join("s/file")).unwrap(), "y\n");
     let fifo = scratch.join("s/in");
     rustix::fs::mknodat(
@@ -205,9 +205,9 @@ async fn download_never_writes_through_a_link() {
         b"",
     );
     assert!(
-        told(&output).contains("left out 1: in (a special file)"),
+        output_text(&output).contains("left out 1: in (a special file)"),
         "{}",
-        told(&output)
+        output_text(&output)
     );
     server.close().await;
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::screen::Screen;
 use super::{atoll, done, json as json_of, said};
 use crate::api::{Client, Server};
-use crate::cli::told;
+use crate::cli::output_text;
 use crate::harness::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -20,7 +20,7 @@ async fn create_prints_the_end_and_named_sandboxes_keep_files() {
             atoll(&server, &[&["sandbox", "create"], args].concat()),
             b"",
         );
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
         let described = json_of(&server, &["sandbox", "get", &id, "--json"]);
         (id, described, String::from_utf8(output.stderr).unwrap())
@@ -92,7 +92,7 @@ async fn running(server: &Server, asked: Value) -> (String, Child) {
 }
 
 fn end(child: Child) -> String {
-    told(&child.wait_with_output().unwrap())
+    output_text(&child.wait_with_output().unwrap())
 }
 
 async fn set_timeout(client: &Client, id: &str) {

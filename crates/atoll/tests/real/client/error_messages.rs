@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{atoll, done, plain};
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 
 /// Two lines on standard error, the second a hint, and nothing on standard output.
 #[track_caller]
@@ -20,7 +20,7 @@ fn refused(command: Command, code: i32, words: &str) {
         output.status.code(),
         Some(code),
         "{name}: {}",
-        told(&output)
+        output_text(&output)
     );
     assert!(
         text.starts_with("atoll: ") && text.contains(words),

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{done, json, operator, plain, said, with_web};
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 use crate::harness::{self, DEADLINE};
 
 /// `atoll` on the server's machine: its data directory, and the templates that all tests share.
@@ -22,7 +22,7 @@ fn here(server: &Server, args: &[&str]) -> Command {
 #[track_caller]
 fn parsed(command: Command) -> Value {
     let output = done(command, b"");
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(0), "{}", output_text(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -54,7 +54,7 @@ async fn ls_and_rm_cover_sandboxes_and_named_runs() {
     };
     assert_eq!(kinds("web"), ["sandbox", "run"]);
     assert_eq!(kinds("build"), ["run"]);
-    let table = told(&done(here(&server, &["ls"]), b""));
+    let table = output_text(&done(here(&server, &["ls"]), b""));
     let row = table.lines().find(|row| row.contains("build")).unwrap();
     assert!(
         row.contains(" run ") && row.contains("sleep 1000"),
@@ -84,27 +84,27 @@ async fn ls_and_rm_cover_sandboxes_and_named_runs() {
     }
     let refused = done(here(&server, &["ls", "--metadata", "team"]), b"");
     assert!(
-        told(&refused).contains("expected KEY=VALUE"),
+        output_text(&refused).contains("expected KEY=VALUE"),
         "{}",
-        told(&refused)
+        output_text(&refused)
     );
     assert_eq!(client.delete("/sandboxes/blue-1").await.status, 204);
-    let local = told(&done(here(&server, &["ls", "--local", "-q"]), b""));
+    let local = output_text(&done(here(&server, &["ls", "--local", "-q"]), b""));
     assert_eq!(local, "build\nweb\nexit 0");
 
     // The name of a run is not a sandbox to stop, and the error explains that.
-    let stopped = told(&done(here(&server, &["stop", "build"]), b""));
+    let stopped = output_text(&done(here(&server, &["stop", "build"]), b""));
     assert!(stopped.contains("`atoll rm build` ends"), "{stopped}");
     // A name of both is ambiguous.
     let both = done(here(&server, &["rm", "web", "build"]), b"");
-    let text = told(&both);
+    let text = output_text(&both);
     assert_eq!(both.status.code(), Some(5), "{text}");
     assert!(
         text.starts_with("build\n") && text.contains("`atoll rm --local web`"),
         "{text}"
     );
     let run = done(here(&server, &["rm", "--local", "web"]), b"");
-    assert_eq!(told(&run), "web\nexit 0");
+    assert_eq!(output_text(&run), "web\nexit 0");
     let id = parsed(here(&server, &["sandbox", "get", "web", "--json"]));
     let removed = parsed(here(&server, &["delete", "web", "--json"]));
     assert_eq!(removed, serde_json::json!({ "sandboxID": id["sandboxID"] }));
@@ -157,12 +157,17 @@ fn ls_without_a_server_lists_only_named_runs() {
         done(command, b"")
     };
     let listed = here(&["ls", "--json"]);
-    assert_eq!(told(&listed), "[]\nexit 0");
+    assert_eq!(output_text(&listed), "[]\nexit 0");
     let unknown = here(&["rm", "nothing"]);
-    assert_eq!(unknown.status.code(), Some(4), "{}", told(&unknown));
+    assert_eq!(unknown.status.code(), Some(4), "{}", output_text(&unknown));
     // Filters are for the server, which is missed then.
     let filtered = here(&["ls", "--state", "running"]);
-    assert_eq!(filtered.status.code(), Some(7), "{}", told(&filtered));
+    assert_eq!(
+        filtered.status.code(),
+        Some(7),
+        "{}",
+        output_text(&filtered)
+    );
     let named = here(&["ls", "--url", "http://127.0.0.1:1"]);
-    assert_eq!(named.status.code(), Some(7), "{}", told(&named));
+    assert_eq!(named.status.code(), Some(7), "{}", output_text(&named));
 }

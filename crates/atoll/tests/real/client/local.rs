@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{at, atoll, done, json as json_of, operator, plain, said, with_web};
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 use crate::harness::{self, DEADLINE};
 
 /// A key of the server's own org.
@@ -26,7 +26,7 @@ async fn key_without_a_url_is_used_on_the_operators_socket() {
         let mut command = operator(&server, args);
         command.env("ATOLL_API_KEY", key);
         let output = done(command, b"");
-        (output.status.code(), told(&output))
+        (output.status.code(), output_text(&output))
     };
     let wrong = format!("atl_{}", "0".repeat(64));
     let (code, text) = with(&wrong, &["sandbox", "ls"]);
@@ -40,7 +40,7 @@ async fn key_without_a_url_is_used_on_the_operators_socket() {
     assert_eq!(code, Some(125), "{text}");
     // Without a key the socket is the operator's.
     let created = done(operator(&server, &["sandbox", "create"]), b"");
-    assert!(created.status.success(), "{}", told(&created));
+    assert!(created.status.success(), "{}", output_text(&created));
     server.close().await;
 }
 
@@ -57,7 +57,7 @@ fn local_only_commands_fail_while_a_server_is_configured() {
             .env("ATOLL_DATA_DIR", &data)
             .env(variable.0, variable.1);
         let output = done(command, b"");
-        (output.status.code(), told(&output))
+        (output.status.code(), output_text(&output))
     };
     let profile = "default = \"x\"\n[profiles.x]\nurl = \"http://127.0.0.1:1\"\n";
     std::fs::write(profiles.join("config.toml"), profile).unwrap();
@@ -129,7 +129,7 @@ async fn template_commands_use_the_configured_server() {
         let copy = std::fs::metadata(copy).unwrap();
         assert_eq!((copy.uid(), copy.mode() & 0o7777), (1000, 0o4750));
         let again = done(atoll(&server, &add), b"");
-        assert_eq!(again.status.code(), Some(5), "{}", told(&again));
+        assert_eq!(again.status.code(), Some(5), "{}", output_text(&again));
         said(&server, &[&add[..], &["--replace"]].concat());
         assert!(said(&server, &["template", "ls"]).contains(&name));
         let all = json_of(&server, &["template", "ls", "--json"]);
@@ -145,13 +145,17 @@ async fn template_commands_use_the_configured_server() {
         atoll(&server, &["template", "add", "x", source, "-e", "A=b"]),
         b"",
     );
-    assert_eq!(env.status.code(), Some(2), "{}", told(&env));
-    assert!(told(&env).contains("add --local"), "{}", told(&env));
+    assert_eq!(env.status.code(), Some(2), "{}", output_text(&env));
+    assert!(
+        output_text(&env).contains("add --local"),
+        "{}",
+        output_text(&env)
+    );
     // A team's key has the rights of that key.
     let mut command = at(&server, server.address(), &["template", "add", "x", source]);
     command.env("ATOLL_API_KEY", key(&server, "sandbox:*").await);
     let refused = done(command, b"");
-    assert_eq!(refused.status.code(), Some(3), "{}", told(&refused));
+    assert_eq!(refused.status.code(), Some(3), "{}", output_text(&refused));
     server.close().await;
 }
 
@@ -160,7 +164,7 @@ async fn df_sums_the_prepared_sandboxes() {
     let server = with_web().await;
     let df = |args: &[&str]| {
         let output = done(operator(&server, &[&["df"], args].concat()), b"");
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", output_text(&output));
         String::from_utf8(output.stdout).unwrap()
     };
     wait_for("the pool", DEADLINE, || df(&[]).contains("pool ("));

@@ -8,7 +8,7 @@ use atoll_testkit::wait_for;
 
 use super::signals::code;
 use super::{atoll, said, with_web};
-use crate::cli::told;
+use crate::cli::output_text;
 
 /// A command of which the first line was read, and no more will be.
 fn read_once(mut command: Command, begin: impl Fn()) -> Child {
@@ -86,21 +86,25 @@ async fn failed_output_write_is_an_error() {
         let mut command = atoll(&server, args);
         command.stdout(File::options().write(true).open("/dev/full").unwrap());
         let output = command.stdin(Stdio::null()).output().unwrap();
-        let text = told(&output);
+        let text = output_text(&output);
         assert_eq!(output.status.code(), Some(expected), "{args:?}: {text}");
         assert!(text.contains("No space left"), "{args:?}: {text}");
     }
     let mut local = crate::cli::atoll(&["run", "--", "yes"]);
     local.stdout(File::options().write(true).open("/dev/full").unwrap());
     let output = local.output().unwrap();
-    assert!(told(&output).contains("No space left"), "{}", told(&output));
+    assert!(
+        output_text(&output).contains("No space left"),
+        "{}",
+        output_text(&output)
+    );
     assert_eq!(output.status.code(), Some(141));
     // A closed pipe alone is no error message.
     for args in [&["sandbox", "ls"][..], &["completions", "bash"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = atoll(&server, args).stdout(writer).output().unwrap();
-        assert_eq!(told(&output), "exit 141", "{args:?}");
+        assert_eq!(output_text(&output), "exit 141", "{args:?}");
     }
     server.close().await;
 }

@@ -8,7 +8,7 @@ use atoll_testkit::{Cutter, Scratch, fnv64, wait_for};
 
 use super::{at, done, operator, said, with_web};
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 use crate::harness::DEADLINE;
 
 /// In short, so that a failure can be read.
@@ -52,7 +52,7 @@ async fn command_over_a_bad_line_runs_once_with_complete_output() {
             ],
             b"",
         );
-        assert_eq!(told(&output), format!("{word}\nexit 0"));
+        assert_eq!(output_text(&output), format!("{word}\nexit 0"));
     }
     assert!(cutter.cuts() > 10, "{} cuts", cutter.cuts());
     let ran = said(&server, &["files", "cat", "web", "ran"]);
@@ -67,7 +67,12 @@ async fn sandboxes_and_files_work_over_a_bad_line() {
     let cutter = Cutter::new(server.address(), 5);
     let away = |args: &[&str]| {
         let output = done(at(&server, &cutter.address(), args), b"");
-        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{args:?}: {}",
+            output_text(&output)
+        );
         String::from_utf8(output.stdout).unwrap()
     };
     let ids: Vec<String> = (0..10)
@@ -142,7 +147,7 @@ async fn output_resumes_after_a_server_kill() {
     child.stdin.take().unwrap().write_all(b"the end\n").unwrap();
     stdout.read_to_end(&mut heard).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(9), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(9), "{}", output_text(&output));
     let expected = [&numbers(400)[..], b"the end\n"].concat();
     assert_eq!(
         String::from_utf8_lossy(&heard),

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{atoll, done, said, tried};
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_on_a_server_behaves_like_a_local_run() {
@@ -131,7 +131,7 @@ async fn an_interrupt_reaches_a_command_on_a_server() {
         }
         let output = child.wait_with_output().unwrap();
         let code = if count == 1 { 130 } else { 137 };
-        assert_eq!(output.status.code(), Some(code), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(code), "{}", output_text(&output));
     }
     assert_eq!(client.get("/sandboxes").await.array().len(), 1);
     server.close().await;

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{Bad, Line as _, atoll, done, operator, plain};
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn login_is_verified_and_saved_for_its_owner_only() {
@@ -27,23 +27,27 @@ async fn login_is_verified_and_saved_for_its_owner_only() {
         done(command, input.as_bytes())
     };
     let wrong = here(&["login", &url], "atl_0000\n");
-    assert_eq!(wrong.status.code(), Some(3), "{}", told(&wrong));
+    assert_eq!(wrong.status.code(), Some(3), "{}", output_text(&wrong));
     for words in ["check that the key", "`atoll key create NAME`"] {
-        assert!(told(&wrong).contains(words), "{}", told(&wrong));
+        assert!(
+            output_text(&wrong).contains(words),
+            "{}",
+            output_text(&wrong)
+        );
     }
     let keyless = here(&["login", &url, "--no-key"], "");
-    assert_eq!(keyless.status.code(), Some(3), "{}", told(&keyless));
+    assert_eq!(keyless.status.code(), Some(3), "{}", output_text(&keyless));
     assert!(
-        told(&keyless).contains("leave out --no-key"),
+        output_text(&keyless).contains("leave out --no-key"),
         "{}",
-        told(&keyless)
+        output_text(&keyless)
     );
     let file = scratch.join("atoll/config.toml");
     assert!(!file.exists());
     let right = here(&["login", &url, "--profile", "here"], &format!("{key}\n"));
-    assert_eq!(right.status.code(), Some(0), "{}", told(&right));
+    assert_eq!(right.status.code(), Some(0), "{}", output_text(&right));
     assert_eq!(String::from_utf8_lossy(&right.stdout), "");
-    assert!(!told(&right).contains(&key));
+    assert!(!output_text(&right).contains(&key));
     let text = std::fs::read_to_string(&file).unwrap();
     assert!(
         text.contains("default = \"here\"") && text.contains("[profiles.here]"),
@@ -51,40 +55,40 @@ async fn login_is_verified_and_saved_for_its_owner_only() {
     );
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    assert_eq!(told(&here(&["sandbox", "ls", "-q"], "")), "exit 0");
+    assert_eq!(output_text(&here(&["sandbox", "ls", "-q"], "")), "exit 0");
     let unknown = here(&["sandbox", "ls", "--profile", "there"], "");
-    assert_eq!(unknown.status.code(), Some(4), "{}", told(&unknown));
+    assert_eq!(unknown.status.code(), Some(4), "{}", output_text(&unknown));
     assert!(
-        told(&unknown).contains("there are: here"),
+        output_text(&unknown).contains("there are: here"),
         "{}",
-        told(&unknown)
+        output_text(&unknown)
     );
     // The profile is removed, and the others remain.
     let login = here(&["login", &url, "--profile", "next"], &format!("{key}\n"));
-    assert_eq!(login.status.code(), Some(0), "{}", told(&login));
+    assert_eq!(login.status.code(), Some(0), "{}", output_text(&login));
     let logout = here(&["logout"], "");
-    assert_eq!(logout.status.code(), Some(0), "{}", told(&logout));
-    assert!(told(&logout).contains("--profile still finds: here"));
+    assert_eq!(logout.status.code(), Some(0), "{}", output_text(&logout));
+    assert!(output_text(&logout).contains("--profile still finds: here"));
     assert!(!std::fs::read_to_string(&file).unwrap().contains("next"));
     let lost = here(&["sandbox", "ls", "--profile", "next"], "");
-    assert_eq!(lost.status.code(), Some(4), "{}", told(&lost));
+    assert_eq!(lost.status.code(), Some(4), "{}", output_text(&lost));
     let again = here(&["logout"], "");
-    assert_eq!(again.status.code(), Some(4), "{}", told(&again));
+    assert_eq!(again.status.code(), Some(4), "{}", output_text(&again));
     let named = here(&["logout", "--profile", "here"], "");
-    assert_eq!(named.status.code(), Some(0), "{}", told(&named));
+    assert_eq!(named.status.code(), Some(0), "{}", output_text(&named));
     assert!(!std::fs::read_to_string(&file).unwrap().contains(&key));
     // Over a line that breaks it is the same.
     let line = Bad::new(&server, 23);
     let away = format!("http://{}", line.address());
     for _ in 0..8 {
         let login = here(&["login", &away, "--profile", "away"], &format!("{key}\n"));
-        assert_eq!(login.status.code(), Some(0), "{}", told(&login));
+        assert_eq!(login.status.code(), Some(0), "{}", output_text(&login));
     }
     assert!(line.cutter.cuts() > 1, "{} cuts", line.cutter.cuts());
     drop(line);
     std::fs::write(&file, "default = 7").unwrap();
     let broken = here(&["sandbox", "ls"], "");
-    assert_eq!(broken.status.code(), Some(2), "{}", told(&broken));
+    assert_eq!(broken.status.code(), Some(2), "{}", output_text(&broken));
     server.close().await;
 }
 
@@ -106,21 +110,26 @@ async fn server_certificate_requires_a_trusted_ca() {
         operator(&server, &["sandbox", "create", "--name", "web"]),
         b"",
     );
-    assert!(made.status.success(), "{}", told(&made));
+    assert!(made.status.success(), "{}", output_text(&made));
     let (_, port) = server.address().split_once(':').unwrap();
     let mut command = atoll(&server, &["exec", "web", "cat"]);
     command.env("ATOLL_URL", format!("https://localhost:{port}"));
     let unknown = done(command, b"");
-    assert_eq!(unknown.status.code(), Some(125), "{}", told(&unknown));
-    assert!(
-        told(&unknown).contains("ATOLL_CA_FILE"),
+    assert_eq!(
+        unknown.status.code(),
+        Some(125),
         "{}",
-        told(&unknown)
+        output_text(&unknown)
+    );
+    assert!(
+        output_text(&unknown).contains("ATOLL_CA_FILE"),
+        "{}",
+        output_text(&unknown)
     );
     let mut command = atoll(&server, &["exec", "web", "cat"]);
     command.env("ATOLL_URL", format!("https://localhost:{port}"));
     command.env("ATOLL_CA_FILE", &certificate);
-    assert_eq!(told(&done(command, b"hidden")), "hiddenexit 0");
+    assert_eq!(output_text(&done(command, b"hidden")), "hiddenexit 0");
     // The SDK for Python trusts the same.
     let python = |authorities: Option<&Path>| {
         let mut command = Command::new(crate::sdk::python::tools("sdk-python").join("bin/python"));
@@ -131,7 +140,7 @@ async fn server_certificate_requires_a_trusted_ca() {
         command.env("ATOLL_URL", format!("https://localhost:{port}"));
         command.env("ATOLL_API_KEY", server.client().key.unwrap());
         command.envs(authorities.map(|file| ("ATOLL_CA_FILE", file)));
-        told(&done(command, b""))
+        output_text(&done(command, b""))
     };
     let unknown = python(None);
     assert!(unknown.contains("trusted with ATOLL_CA_FILE"), "{unknown}");
@@ -139,7 +148,7 @@ async fn server_certificate_requires_a_trusted_ca() {
     let none = python(Some(&scratch.join("nothing")));
     assert!(none.contains("look at ATOLL_CA_FILE"), "{none}");
     let gone = done(operator(&server, &["sandbox", "rm", "web"]), b"");
-    assert!(gone.status.success(), "{}", told(&gone));
+    assert!(gone.status.success(), "{}", output_text(&gone));
     server.end_and_clear();
 }
 
@@ -183,7 +192,7 @@ async fn flags_override_the_environment_and_saved_profiles() {
         (&at_url, &[odd, other], 3),
     ] {
         let output = here(args, around);
-        let text = told(&output);
+        let text = output_text(&output);
         assert_eq!(
             output.status.code(),
             Some(code),
@@ -192,19 +201,21 @@ async fn flags_override_the_environment_and_saved_profiles() {
     }
     // Runs are for the server that is named, unless they are for this machine.
     let hi = ["--", "echo", "hi"];
-    assert!(told(&here(&[&["run"][..], &hi].concat(), &[])).contains("no server can be reached"));
+    assert!(
+        output_text(&here(&[&["run"][..], &hi].concat(), &[])).contains("no server can be reached")
+    );
     let local = here(&[&["run", "--local"][..], &hi].concat(), &[]);
-    assert_eq!(told(&local), "hi\nexit 0");
+    assert_eq!(output_text(&local), "hi\nexit 0");
     let sessions = async || server.client().get("/sessions").await.array().len();
     assert_eq!(sessions().await, 0);
     let served = here(&[&["run", "--profile", "here"][..], &hi].concat(), &[]);
-    assert_eq!(told(&served), "hi\nexit 0");
+    assert_eq!(output_text(&served), "hi\nexit 0");
     assert_eq!(sessions().await, 1);
     let both = here(
         &[&["run", "--local", "--profile", "here"][..], &hi].concat(),
         &[],
     );
-    assert_eq!(both.status.code(), Some(125), "{}", told(&both));
+    assert_eq!(both.status.code(), Some(125), "{}", output_text(&both));
     // An environment's key is for a remembered server that has none of its own, too.
     let bare = format!("default = \"bare\"\n[profiles.bare]\nurl = \"{url}\"\n");
     std::fs::write(scratch.join("atoll/config.toml"), bare).unwrap();
@@ -271,19 +282,19 @@ fn prefix_is_resolved_across_all_pages() {
     // On the last page, and by a beginning that only one has.
     let one = at(&["ports", "p2-9"]);
     for words in ["11 sandboxes begin with", "p2-9 (i", ", and 6 more"] {
-        assert!(told(&one).contains(words), "{}", told(&one));
+        assert!(output_text(&one).contains(words), "{}", output_text(&one));
     }
     let one = at(&["ports", "p2-98"]);
     assert!(
-        told(&one).contains("there is no such sandbox"),
+        output_text(&one).contains("there is no such sandbox"),
         "{}",
-        told(&one)
+        output_text(&one)
     );
     let none = at(&["ports", "p3"]);
     assert!(
-        told(&none).contains("there is no sandbox \"p3\""),
+        output_text(&none).contains("there is no sandbox \"p3\""),
         "{}",
-        told(&none)
+        output_text(&none)
     );
     let mut end = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
     end.write_all(b"GET /end HTTP/1.1\r\n\r\n").unwrap();

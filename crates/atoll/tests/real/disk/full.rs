@@ -13,7 +13,7 @@ use atoll_worker::Storage;
 use atoll_worker::storage::DiskSpace;
 
 use super::{MIB, data, no_room, open, shell, write};
-use crate::harness::{DEADLINE, said};
+use crate::harness::{DEADLINE, stdout_text};
 
 /// Takes the last byte of a disk.
 fn fill(disk: &Path) -> PathBuf {
@@ -45,7 +45,7 @@ async fn full_disk_delays_commands_and_loses_nothing() {
     let disk = Cage::disk(scratch.path(), 1 << 30);
     let world = open(&data(disk.path()), Storage::Plain).await;
     let id = world.create().await;
-    said(&shell(&world, &id, "echo before > ~/f").await);
+    stdout_text(&shell(&world, &id, "echo before > ~/f").await);
     let line = "read go; seq 1 200000; echo end >&2";
     let exec = world
         .runtime
@@ -89,12 +89,15 @@ async fn full_disk_delays_commands_and_loses_nothing() {
         expected.len()
     );
     assert_eq!(done.stderr, b"end\n");
-    assert_eq!(said(&shell(&world, &id, "cat ~/f").await), "before\n");
+    assert_eq!(
+        stdout_text(&shell(&world, &id, "cat ~/f").await),
+        "before\n"
+    );
     write(&world, &id, "/home/user/more", b"room")
         .await
         .unwrap();
     let another = world.create().await;
-    said(&shell(&world, &another, "echo fine").await);
+    stdout_text(&shell(&world, &another, "echo fine").await);
     world.close().await;
 }
 
@@ -111,7 +114,7 @@ async fn running_sandboxes_can_be_deleted_on_a_full_disk() {
         DiskSpace::for_path(disk.path()).unwrap().available().0 > 500 * MIB
     });
     let id = world.create().await;
-    said(&shell(&world, &id, "echo fine").await);
+    stdout_text(&shell(&world, &id, "echo fine").await);
     world.close().await;
 }
 
@@ -143,7 +146,7 @@ async fn sandboxes_on_an_image_leave_the_host_reserve_free() {
     let disk = Cage::disk(scratch.path(), 2 << 30);
     let world = open(&data(disk.path()), Storage::Image).await;
     let (one, other) = (world.create().await, world.create().await);
-    said(
+    stdout_text(
         &shell(
             &world,
             &one,
@@ -165,7 +168,7 @@ async fn sandboxes_on_an_image_leave_the_host_reserve_free() {
     let space = DiskSpace::for_path(disk.path()).unwrap();
     // Metadata of the image is beside what sandboxes are counted for.
     assert!(space.free.0 > reserve - 64 * MIB, "{space:?}");
-    said(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);
+    stdout_text(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);
     world.runtime.delete(&other).await.unwrap();
 
     std::fs::remove_file(filler).unwrap();
@@ -180,6 +183,6 @@ async fn sandboxes_on_an_image_leave_the_host_reserve_free() {
         assert!(std::time::Instant::now() < deadline, "{last}");
         assert!(no_room(&done), "{done:?}");
     }
-    said(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);
+    stdout_text(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);
     world.close().await;
 }

@@ -10,8 +10,8 @@ use atoll_worker::instance::{Scope, collect};
 use atoll_worker::{Config, LocalRuntime, Storage};
 
 use super::{data, limited, no_room, open, shell};
-use crate::cli::{atoll, done, told};
-use crate::harness::{DEADLINE, World, binary, said};
+use crate::cli::{atoll, done, output_text};
+use crate::harness::{DEADLINE, World, binary, stdout_text};
 
 /// Mounts and loop devices of anything below a directory.
 fn left(below: &Path) -> Vec<String> {
@@ -48,7 +48,7 @@ fn a_run_leaves_neither_mount_nor_device() {
     let line = "head -c 100M /dev/zero > big; stat -c %s big";
     let mut limited = run(&["run", "--disk", "32M", "--", "sh", "-c", line]);
     let output = run_within(&mut limited, Duration::from_mins(1), b"");
-    let text = told(&output);
+    let text = output_text(&output);
     assert!(text.contains("quota exceeded"), "{text}");
     nothing_left(scratch.path());
 
@@ -71,7 +71,7 @@ fn a_run_leaves_neither_mount_nor_device() {
         &mut ready,
     )
     .unwrap();
-    let table = told(&run_within(&mut run(&["df"]), Duration::from_mins(1), b""));
+    let table = output_text(&run_within(&mut run(&["df"]), Duration::from_mins(1), b""));
     assert!(
         table.contains("image") && table.contains("32 MiB"),
         "{table}"
@@ -92,8 +92,8 @@ fn a_run_leaves_neither_mount_nor_device() {
     child.wait().unwrap();
     wait_for("the collector to find it dead", DEADLINE, || {
         let collected = run_within(&mut run(&["gc"]), Duration::from_mins(1), b"");
-        assert!(collected.status.success(), "{}", told(&collected));
-        told(&collected).contains("removed 1 dead run,")
+        assert!(collected.status.success(), "{}", output_text(&collected));
+        output_text(&collected).contains("removed 1 dead run,")
     });
     nothing_left(scratch.path());
     assert_eq!(std::fs::read_dir(data.join("runs")).unwrap().count(), 0);
@@ -104,9 +104,9 @@ fn unenforceable_disk_settings_are_refused() {
     let output = done(&["run", "--disk", "1T", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(
-        told(&output).contains("disk 1 TiB is out of range"),
+        output_text(&output).contains("disk 1 TiB is out of range"),
         "{}",
-        told(&output)
+        output_text(&output)
     );
     let mut wrong = atoll(&["df"]);
     let output = run_within(
@@ -115,9 +115,9 @@ fn unenforceable_disk_settings_are_refused() {
         b"",
     );
     assert!(
-        told(&output).contains("\"tape\" is not a storage"),
+        output_text(&output).contains("\"tape\" is not a storage"),
         "{}",
-        told(&output)
+        output_text(&output)
     );
 }
 
@@ -135,7 +135,7 @@ async fn persistent_image_is_taken_over_remounted_and_remembered() {
     let world = World::open_stored(&data, lasting(Storage::Image)).await;
     let id = limited(&world, 32 << 20).await;
     let gone = limited(&world, 32 << 20).await;
-    said(&shell(&world, &id, "echo here > ~/f").await);
+    stdout_text(&shell(&world, &id, "echo here > ~/f").await);
     let tag = world.runtime.tag().to_owned();
     world.runtime.stop(&gone).await.unwrap();
     world.close().await;
@@ -159,7 +159,7 @@ async fn persistent_image_is_taken_over_remounted_and_remembered() {
     // Still running, on the existing mount.
     let world = World::open_stored(&data, lasting(Storage::Image)).await;
     assert_eq!(world.runtime.get(&id).unwrap().state, SandboxState::Running);
-    assert_eq!(said(&shell(&world, &id, "cat ~/f").await), "here\n");
+    assert_eq!(stdout_text(&shell(&world, &id, "cat ~/f").await), "here\n");
     assert!(!data.join("storage").join(gone.as_str()).exists());
     world.runtime.stop(&id).await.unwrap();
     world.close().await;
@@ -174,7 +174,7 @@ async fn persistent_image_is_taken_over_remounted_and_remembered() {
     nothing_left(scratch.path());
     let world = World::open_stored(&data, lasting(Storage::Image)).await;
     world.runtime.start(&id).await.unwrap();
-    assert_eq!(said(&shell(&world, &id, "cat ~/f").await), "here\n");
+    assert_eq!(stdout_text(&shell(&world, &id, "cat ~/f").await), "here\n");
     assert!(no_room(&shell(&world, &id, "cat /dev/zero > ~/big").await));
     world.runtime.delete(&id).await.unwrap();
     let tag = world.runtime.tag().to_owned();

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::root;
 use crate::api::Server;
-use crate::cli::told;
+use crate::cli::output_text;
 use crate::client::screen::Screen;
 use crate::harness::{self, DEADLINE};
 
@@ -71,7 +71,11 @@ fn shell(server: &Server, place: &Path, line: &str) -> Command {
 #[track_caller]
 fn says(mut command: Command) -> String {
     let output = run_within(&mut command, Duration::from_mins(2), b"");
-    assert!(output.status.success(), "{command:?}: {}", told(&output));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        output_text(&output)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 

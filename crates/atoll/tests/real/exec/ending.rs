@@ -6,7 +6,7 @@ use atoll_model::{ExecSpec, ExecStatus, SandboxId};
 use atoll_testkit::wait_for;
 use atoll_worker::StartedExec;
 
-use crate::harness::{DEADLINE, Kind, World, in_both, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, in_both, probe_spec, stdout_text};
 
 /// Waits until only the sandbox's own PID 1 is left.
 fn wait_until_alone(world: &World, id: &SandboxId) {
@@ -120,13 +120,17 @@ async fn surviving_children_do_not_delay_the_end_of_the_command() {
     for kind in crate::harness::KINDS {
         let id = world.sandbox(kind).await;
         let done = world.probe(&id, "user", &["daemon", "300", "hold"]).await;
-        let pid = said(&done).trim().strip_prefix("pid ").unwrap().to_owned();
+        let pid = stdout_text(&done)
+            .trim()
+            .strip_prefix("pid ")
+            .unwrap()
+            .to_owned();
         let there = ["stat", &format!("/proc/{pid}")];
-        said(&world.probe(&id, "user", &there).await);
+        stdout_text(&world.probe(&id, "user", &there).await);
         wait_for("the daemon alone", DEADLINE, || {
             world.runtime.usage(&id).unwrap().pids == 2
         });
-        said(&world.probe(&id, "user", &there).await);
+        stdout_text(&world.probe(&id, "user", &there).await);
         // It is an orphan of the sandbox, which takes it along.
         world.runtime.delete(&id).await.unwrap();
     }
@@ -199,7 +203,7 @@ async fn a_signal_spares_other_commands() {
         // To one that has ended, both are harmless.
         second.signal(9).await.unwrap();
         let _ = second.kill();
-        said(&world.probe(id, "user", &["true"]).await);
+        stdout_text(&world.probe(id, "user", &["true"]).await);
     })
     .await;
 }
@@ -211,7 +215,7 @@ async fn dropped_exec_handle_kills_no_command() {
         let mut exec = world.runtime.exec(id, spec).await.unwrap();
         wait_until_said(&mut exec, "ready").await;
         drop(exec);
-        said(&world.probe(id, "user", &["true"]).await);
+        stdout_text(&world.probe(id, "user", &["true"]).await);
         wait_for("the two that stay", DEADLINE, || {
             world.runtime.usage(id).unwrap().pids == 3
         });
@@ -224,7 +228,7 @@ async fn ended_commands_do_not_accumulate_control_groups() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     for _ in 0..20 {
-        said(&world.probe(&id, "user", &["true"]).await);
+        stdout_text(&world.probe(&id, "user", &["true"]).await);
         let missing = world.runtime.exec(&id, ExecSpec::argv(["/missing"])).await;
         assert!(missing.is_err());
         // The cgroup of a killed command is not reused: the kernel would kill the next command too.
@@ -234,7 +238,7 @@ async fn ended_commands_do_not_accumulate_control_groups() {
         assert_eq!(killed.wait().await.signal, Some(9));
         killed.kill().unwrap();
     }
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     let facts = world.runtime.facts();
     let group = facts.cgroups.v2.clone().unwrap();
     let group = group
@@ -260,7 +264,7 @@ async fn command_starts_after_all_processes_were_killed_or_stopped() {
             let line = format!("kill -{signal} -1");
             world.exec(&id, ExecSpec::shell(line).user("root")).await;
             assert_eq!(
-                said(&world.probe(&id, "user", &["echo", "on"]).await),
+                stdout_text(&world.probe(&id, "user", &["echo", "on"]).await),
                 "on\n"
             );
         }

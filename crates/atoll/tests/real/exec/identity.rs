@@ -3,7 +3,7 @@
 use atoll_model::{Code, ExecSpec};
 
 use super::refused;
-use crate::harness::{Kind, World, in_both, probe_spec, said};
+use crate::harness::{Kind, World, in_both, probe_spec, stdout_text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_are_found_by_name_by_number_and_by_both_numbers() {
@@ -21,7 +21,7 @@ async fn users_are_found_by_name_by_number_and_by_both_numbers() {
         ] {
             let done = world.exec(id, probe_spec(&["id"]).user(user)).await;
             let expected = format!("uid {uid} {uid} {uid}\ngid {gid} {gid} {gid}\ngroups {gid}\n");
-            assert_eq!(said(&done), expected, "{user:?}");
+            assert_eq!(stdout_text(&done), expected, "{user:?}");
         }
     })
     .await;
@@ -64,12 +64,12 @@ async fn supplementary_groups_come_from_the_files_of_the_sandbox() {
             ],
         ] {
             let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
-            said(&world.probe(id, "0", &words).await);
+            stdout_text(&world.probe(id, "0", &words).await);
         }
         let done = world.probe(id, "ann", &["id"]).await;
         let expected = "uid 1001 1001 1001\ngid 1002 1002 1002\ngroups 10 50 1002\n";
-        assert_eq!(said(&done), expected);
-        assert!(said(&world.probe(id, "user", &["id"]).await).starts_with("uid 1000 "));
+        assert_eq!(stdout_text(&done), expected);
+        assert!(stdout_text(&world.probe(id, "user", &["id"]).await).starts_with("uid 1000 "));
     })
     .await;
 }
@@ -80,11 +80,17 @@ async fn a_command_leads_a_session_of_its_own_without_a_terminal() {
         let exec = world.runtime.exec(id, probe_spec(&["sid"])).await.unwrap();
         let pid = exec.pid;
         let done = exec.finish(b"", 1 << 20).await.unwrap();
-        assert_eq!(said(&done), format!("pid {pid} pgid {pid} sid {pid}\n"));
+        assert_eq!(
+            stdout_text(&done),
+            format!("pid {pid} pgid {pid} sid {pid}\n")
+        );
         let done = world.probe(id, "user", &["tty"]).await;
         let expected = "fd 0 not-a-tty\nfd 1 not-a-tty\nfd 2 not-a-tty\ncontrolling errno ENXIO\n";
-        assert_eq!(said(&done), expected);
-        assert_eq!(said(&world.probe(id, "user", &["ppid"]).await), "1\n");
+        assert_eq!(stdout_text(&done), expected);
+        assert_eq!(
+            stdout_text(&world.probe(id, "user", &["ppid"]).await),
+            "1\n"
+        );
     })
     .await;
 }
@@ -94,7 +100,7 @@ async fn a_command_has_three_descriptors() {
     in_both(async |world, id| {
         for user in ["user", "root"] {
             let done = world.probe(id, user, &["fds"]).await;
-            let lines: Vec<&str> = said(&done).lines().collect();
+            let lines: Vec<&str> = stdout_text(&done).lines().collect();
             assert_eq!(lines.len(), 3, "{lines:?}");
             assert_eq!(lines[0], "0 /dev/null");
             assert!(
@@ -124,9 +130,12 @@ async fn command_can_reopen_its_standard_streams() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn umask_and_signals_are_those_of_a_login() {
     in_both(async |world, id| {
-        assert_eq!(said(&world.probe(id, "user", &["umask"]).await), "0022\n");
         assert_eq!(
-            said(&world.probe(id, "user", &["signals"]).await),
+            stdout_text(&world.probe(id, "user", &["umask"]).await),
+            "0022\n"
+        );
+        assert_eq!(
+            stdout_text(&world.probe(id, "user", &["signals"]).await),
             "blocked\nignored\n"
         );
     })
@@ -137,7 +146,7 @@ async fn umask_and_signals_are_those_of_a_login() {
 async fn resource_limits_are_set_and_not_inherited() {
     in_both(async |world, id| {
         let done = world.probe(id, "user", &["limits"]).await;
-        let lines: Vec<&str> = said(&done).lines().collect();
+        let lines: Vec<&str> = stdout_text(&done).lines().collect();
         let limit = |name: &str| {
             let line = lines.iter().find_map(|line| line.strip_prefix(name));
             line.unwrap_or_else(|| panic!("{name} is not in {lines:?}"))
@@ -154,7 +163,7 @@ async fn resource_limits_are_set_and_not_inherited() {
 async fn the_host_name_is_the_sandboxs_id() {
     in_both(async |world, id| {
         assert_eq!(
-            said(&world.probe(id, "user", &["hostname"]).await),
+            stdout_text(&world.probe(id, "user", &["hostname"]).await),
             format!("{id}\n")
         );
     })
@@ -179,7 +188,7 @@ async fn a_change_of_users_and_groups_shows_in_the_next_command() {
     let id = world.sandbox(Kind::Base).await;
     let groups = async || {
         let ran = world.exec(&id, ExecSpec::argv(["id", "-nG"])).await;
-        said(&ran).trim().to_owned()
+        stdout_text(&ran).trim().to_owned()
     };
     assert_eq!(groups().await, "user");
     assert_eq!(groups().await, "user");
@@ -193,7 +202,7 @@ async fn a_change_of_users_and_groups_shows_in_the_next_command() {
         ),
     ] {
         let change = ExecSpec::shell(command).user("root");
-        said(&world.exec(&id, change).await);
+        stdout_text(&world.exec(&id, change).await);
         assert_eq!(groups().await, expected, "{command}");
     }
     world.close().await;

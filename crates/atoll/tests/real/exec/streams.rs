@@ -4,15 +4,18 @@ use atoll_model::ExecSpec;
 use atoll_testkit::{fnv64, pattern};
 use tokio::task::JoinSet;
 
-use crate::harness::{in_both, probe_spec, said};
+use crate::harness::{in_both, probe_spec, stdout_text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stdin_is_empty_unless_the_caller_writes_to_it() {
     in_both(async |world, id| {
         let nothing = format!("bytes 0 fnv64 {:016x}\n", fnv64(b""));
-        assert_eq!(said(&world.probe(id, "user", &["hash"]).await), nothing);
+        assert_eq!(
+            stdout_text(&world.probe(id, "user", &["hash"]).await),
+            nothing
+        );
         let done = world.exec(id, probe_spec(&["hash"]).piped_stdin()).await;
-        assert_eq!(said(&done), nothing);
+        assert_eq!(stdout_text(&done), nothing);
     })
     .await;
 }
@@ -24,10 +27,10 @@ async fn a_megabyte_of_input_arrives_whole() {
         let spec = probe_spec(&["hash"]).piped_stdin();
         let done = world.exec_with(id, spec, &input).await;
         let expected = format!("bytes {} fnv64 {:016x}\n", input.len(), fnv64(&input));
-        assert_eq!(said(&done), expected);
+        assert_eq!(stdout_text(&done), expected);
         let spec = probe_spec(&["cat"]).piped_stdin();
         let done = world.exec_with(id, spec, &input).await;
-        assert_eq!(fnv64(said(&done).as_bytes()), fnv64(&input));
+        assert_eq!(fnv64(stdout_text(&done).as_bytes()), fnv64(&input));
     })
     .await;
 }
@@ -135,7 +138,7 @@ async fn fifty_commands_at_once_do_not_mix() {
                 let spec = ExecSpec::argv(["/probe", "cat"]).piped_stdin();
                 let exec = runtime.exec(&id, spec).await.unwrap();
                 let done = exec.finish(input.as_bytes(), 1 << 20).await.unwrap();
-                assert_eq!(said(&done), input);
+                assert_eq!(stdout_text(&done), input);
                 number
             });
         }

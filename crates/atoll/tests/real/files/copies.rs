@@ -4,7 +4,7 @@ use atoll_model::{Code, Error, FileKind, RunAs};
 use atoll_testkit::pattern;
 
 use super::{Files, code, owner, user};
-use crate::harness::{in_both, said};
+use crate::harness::{in_both, stdout_text};
 
 async fn copy(files: &Files<'_>, from: &str, to: &str, replace: bool) -> Result<(), Error> {
     copy_as(files, &RunAs::root(), from, to, replace).await
@@ -82,7 +82,7 @@ async fn copy_replaces_an_existing_target_only_with_replace() {
             code(copy_as(&files, &user(), "/from", "/denied", true).await),
             Code::PermissionDenied
         );
-        said(&world.probe(id, "root", &["fifo", "/fifo"]).await);
+        stdout_text(&world.probe(id, "root", &["fifo", "/fifo"]).await);
         assert_eq!(
             code(copy(&files, "/fifo", "/x", true).await),
             Code::NotAFile
@@ -104,7 +104,7 @@ async fn directory_is_copied_recursively() {
         files.write("/from/a/b/deep", "2").await;
         files.link("a/file", "/from/link").await;
         files.link("/nowhere", "/from/dangling").await;
-        said(&world.probe(id, "root", &["fifo", "/from/fifo"]).await);
+        stdout_text(&world.probe(id, "root", &["fifo", "/from/fifo"]).await);
         world
             .runtime
             .chmod(id, &RunAs::root(), b"/from/a", 0o711)
@@ -189,7 +189,7 @@ async fn a_copy_onto_itself_destroys_nothing() {
         files.write("/dir/file", "precious").await;
         files.link("/dir/file", "/link").await;
         files.link("/dir", "/alias").await;
-        said(
+        stdout_text(
             &world
                 .probe(id, "root", &["hardlink", "/dir/file", "/twin"])
                 .await,

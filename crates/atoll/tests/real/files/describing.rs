@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use atoll_model::{Attributes, Code, Error, FileDetails, FileKind, RunAs, WatchOptions};
 
 use super::{Files, code, owner, user};
-use crate::harness::{in_both, said};
+use crate::harness::{in_both, stdout_text};
 
 const PREFIX: &str = "user.test.";
 
@@ -169,7 +169,7 @@ async fn upload_keeps_the_inode_and_belongs_to_the_user() {
             code(put(&files, &user(), "/denied", "x", none()).await),
             Code::PermissionDenied
         );
-        said(&world.probe(id, "root", &["fifo", "/fifo"]).await);
+        stdout_text(&world.probe(id, "root", &["fifo", "/fifo"]).await);
         for path in ["/new", "/fifo"] {
             assert_eq!(
                 code(put(&files, &owner(), path, "x", none()).await),

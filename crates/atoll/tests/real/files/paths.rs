@@ -3,7 +3,7 @@
 use atoll_model::{Code, RunAs};
 
 use super::{Files, REPLACE, code, user};
-use crate::harness::{Kind, World, in_both, said};
+use crate::harness::{Kind, World, in_both, stdout_text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn relative_paths_and_the_tilde_start_at_home() {
@@ -180,7 +180,7 @@ async fn an_unknown_caller_is_named() {
 async fn template_of_one_binary_gets_only_mount_points() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
-    let listed = said(&world.probe(&id, "root", &["ls", "/"]).await).to_owned();
+    let listed = stdout_text(&world.probe(&id, "root", &["ls", "/"]).await).to_owned();
     let made = "dev directory\nprobe regular\nproc directory\nrun directory\nsys directory\n";
     assert_eq!(listed, made, "only mount points are added");
     world.close().await;

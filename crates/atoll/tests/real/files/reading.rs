@@ -6,7 +6,7 @@ use atoll_model::{Code, FileKind, RunAs};
 use atoll_testkit::pattern;
 
 use super::{Files, code, owner, user};
-use crate::harness::{in_both, said};
+use crate::harness::{in_both, stdout_text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn range_of_a_file_is_read() {
@@ -70,7 +70,7 @@ async fn unreadable_files_report_the_reason() {
             .chmod(id, &RunAs::root(), b"/secret", 0o600)
             .await
             .unwrap();
-        said(&world.probe(id, "root", &["fifo", "/fifo"]).await);
+        stdout_text(&world.probe(id, "root", &["fifo", "/fifo"]).await);
         files.link("/nowhere", "/dangling").await;
         for (path, expected) in [
             ("/missing", Code::FileNotFound),
@@ -110,7 +110,7 @@ async fn files_of_the_kernel_are_read_to_their_end() {
 async fn file_calls_and_commands_see_the_same_files() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
-        said(
+        stdout_text(
             &world
                 .probe(id, "user", &["write", "/home/user/in", "from inside"])
                 .await,
@@ -118,7 +118,7 @@ async fn file_calls_and_commands_see_the_same_files() {
         assert_eq!(files.text("/home/user/in").await, "from inside");
         files.write("/out", "from outside").await;
         assert_eq!(
-            said(&world.probe(id, "user", &["read", "/out"]).await),
+            stdout_text(&world.probe(id, "user", &["read", "/out"]).await),
             "from outside"
         );
     })

@@ -8,12 +8,12 @@ use atoll_model::RunAs;
 use atoll_testkit::pattern;
 
 use super::{Files, IN_PLACE, REPLACE, user};
-use crate::harness::{DEADLINE, in_both, said};
+use crate::harness::{DEADLINE, in_both, stdout_text};
 
 /// The inode inside.
 async fn inode(files: &Files<'_>, path: &str) -> String {
     let done = files.world.probe(files.id, "root", &["stat", path]).await;
-    let text = said(&done);
+    let text = stdout_text(&done);
     let mut words = text.split(' ').skip_while(|word| *word != "ino");
     words.nth(1).unwrap().to_owned()
 }
@@ -62,7 +62,7 @@ async fn in_place_keeps_the_inode_and_replace_changes_the_inode() {
             .chmod(id, &RunAs::root(), b"/file", 0o751)
             .await;
         changed.unwrap();
-        said(
+        stdout_text(
             &world
                 .probe(id, "root", &["hardlink", "/file", "/other"])
                 .await,

@@ -3,7 +3,7 @@
 use atoll_model::{Code, FileKind, RunAs};
 
 use super::{Files, code, owner, user};
-use crate::harness::{DEADLINE, Kind, World, in_both, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, in_both, probe_spec, stdout_text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn directories_are_made() {
@@ -194,7 +194,7 @@ async fn directories_of_the_template_are_renamed_and_removed() {
         .await
         .unwrap();
     // PID 1 and its helpers need nothing of it; another sandbox still has it all.
-    assert!(said(&world.probe(&id, "user", &["id"]).await).starts_with("uid 1000 "));
+    assert!(stdout_text(&world.probe(&id, "user", &["id"]).await).starts_with("uid 1000 "));
     assert_eq!(
         Files::of(&world, &other).names("/usr/share/doc").await,
         before

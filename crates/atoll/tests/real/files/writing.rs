@@ -7,7 +7,7 @@ use atoll_model::{Code, FileKind, RunAs, WriteOptions};
 use atoll_testkit::{Fnv64, Scratch, pattern};
 
 use super::{Files, IN_PLACE, REPLACE, code, owner, user};
-use crate::harness::{in_both, said};
+use crate::harness::{in_both, stdout_text};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_of_every_size_come_back_as_they_were_sent() {
@@ -203,8 +203,8 @@ async fn missing_parents_are_created_only_with_the_option() {
 async fn special_files_are_not_written() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
-        said(&world.probe(id, "root", &["fifo", "/fifo"]).await);
-        said(&world.probe(id, "root", &["socket", "/socket"]).await);
+        stdout_text(&world.probe(id, "root", &["fifo", "/fifo"]).await);
+        stdout_text(&world.probe(id, "root", &["socket", "/socket"]).await);
         for options in [REPLACE, IN_PLACE] {
             for path in ["/", "/home", "/fifo", "/socket", "/dev/null"] {
                 let written = files.try_write(&RunAs::root(), path, "x", options).await;

@@ -7,7 +7,7 @@ use atoll_testkit::wait_for;
 use atoll_worker::LocalRuntime;
 
 use super::{limited, value};
-use crate::harness::{DEADLINE, KINDS, Kind, World, probe_spec, said, template};
+use crate::harness::{DEADLINE, KINDS, Kind, World, probe_spec, stdout_text, template};
 use crate::restart::{Place, spec};
 
 fn size(cpus: u32, memory: u64, pids: u32) -> Limits {
@@ -48,7 +48,10 @@ async fn check(runtime: &LocalRuntime, id: &SandboxId, limits: Limits) {
     // Twice: by a child that waited, and by one that was made now.
     for _ in 0..2 {
         let processors = (limits.cpus.0.div_ceil(1000) as usize).min(host);
-        assert_eq!(said(&probe(&["nproc"]).await), format!("{processors}\n"));
+        assert_eq!(
+            stdout_text(&probe(&["nproc"]).await),
+            format!("{processors}\n")
+        );
     }
     let told = probe(&["meminfo"]).await;
     assert_eq!(value(&told, "MemTotal"), memory / 1024 * 1024);
@@ -57,7 +60,7 @@ async fn check(runtime: &LocalRuntime, id: &SandboxId, limits: Limits) {
         ("/sys/fs/cgroup/cpu.max", format!("{quota} 100000\n")),
         ("/sys/fs/cgroup/pids.max", format!("{pids}\n")),
     ] {
-        assert_eq!(said(&probe(&["read", path]).await), text);
+        assert_eq!(stdout_text(&probe(&["read", path]).await), text);
     }
 }
 
@@ -120,7 +123,7 @@ async fn warm_sandbox_gets_the_requested_size() {
         ..atoll_model::SandboxSpec::default()
     };
     let least = world.runtime.create(least).await.unwrap();
-    said(&world.exec(&least.id, ExecSpec::argv(["true"])).await);
+    stdout_text(&world.exec(&least.id, ExecSpec::argv(["true"])).await);
     // Stored, and not only returned.
     let small = world.runtime.list().pop().unwrap().id;
     let crowd = "for i in $(seq 40); do sleep 300 & done";
@@ -223,9 +226,9 @@ async fn a_program_that_runs_keeps_its_processors() {
         .unwrap();
     old.handle.write_stdin_at(0, b"\n").unwrap();
     old.handle.close_stdin().unwrap();
-    assert_eq!(said(&old.finish(b"", 100).await.unwrap()), "1\n");
+    assert_eq!(stdout_text(&old.finish(b"", 100).await.unwrap()), "1\n");
     let new = world.exec(&id, ExecSpec::shell("nproc")).await;
-    assert_eq!(said(&new), "2\n");
+    assert_eq!(stdout_text(&new), "2\n");
     world.close().await;
 }
 
@@ -284,7 +287,7 @@ async fn paused_and_stopped_sandboxes_resume_with_the_new_size() {
     for kind in KINDS {
         let id = world.sandbox(kind).await;
         // So that a child waits.
-        said(&world.probe(&id, "user", &["true"]).await);
+        stdout_text(&world.probe(&id, "user", &["true"]).await);
         world.runtime.pause(&id).await.unwrap();
         for limits in [size(500, 256 << 20, 99), size(1000, 128 << 20, 50)] {
             let info = world.runtime.set_limits(&id, limits).await.unwrap();

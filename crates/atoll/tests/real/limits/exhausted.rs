@@ -4,7 +4,7 @@ use atoll_model::{ExecSpec, SandboxState, StopReason};
 use atoll_testkit::wait_for;
 
 use super::limited;
-use crate::harness::{DEADLINE, Kind, World, said};
+use crate::harness::{DEADLINE, Kind, World, stdout_text};
 
 /// PID 1 is worth more than any program of its sandbox: here it is made worth less, from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -31,10 +31,10 @@ async fn oom_killed_pid_1_is_reported_as_out_of_memory() {
     let info = world.runtime.get(&id).unwrap();
     assert_eq!(info.reason, Some(StopReason::Oom));
     drop(eater);
-    said(&world.probe(&neighbour, "user", &["true"]).await);
+    stdout_text(&world.probe(&neighbour, "user", &["true"]).await);
     // It can be started, and then works normally.
     let info = world.runtime.start(&id).await.unwrap();
     assert_eq!((info.state, info.reason), (SandboxState::Running, None));
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     world.close().await;
 }

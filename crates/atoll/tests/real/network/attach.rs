@@ -7,7 +7,9 @@ use atoll_worker::{Config, LocalRuntime};
 
 use super::scene::{Scene, accept, echo, links, sh, traces};
 use super::{internet, policy, reached};
-use crate::harness::{DEADLINE, KINDS, Kind, World, binary, private, probe_spec, said, template};
+use crate::harness::{
+    DEADLINE, KINDS, Kind, World, binary, private, probe_spec, stdout_text, template,
+};
 
 /// A runtime with `count` warm sandboxes of the static template, and as many of `base`.
 async fn warm(count: usize) -> World {
@@ -57,7 +59,7 @@ fn warm_sandbox_gets_its_network_and_policy_at_the_claim() {
         assert_eq!(links().len(), 1);
         assert_eq!(reached(&world, &info.id).await, [true, false]);
         let names = probe_spec(&["resolve", "public.test"]).user("user");
-        assert!(said(&world.exec(&info.id, names).await).contains("1.1.1.1"));
+        assert!(stdout_text(&world.exec(&info.id, names).await).contains("1.1.1.1"));
         let free = world
             .runtime
             .set_network_policy(&info.id, NetworkPolicy::default());
@@ -133,7 +135,7 @@ fn a_running_sandbox_is_connected_and_disconnected() {
             assert_eq!(info.network, Network::Internet);
             assert_eq!(reached(&world, &id).await, [true, false]);
             let names = probe_spec(&["resolve", "public.test"]).user("user");
-            assert!(said(&world.exec(&id, names).await).contains("1.1.1.1"));
+            assert!(stdout_text(&world.exec(&id, names).await).contains("1.1.1.1"));
             set(Network::Internet, NetworkPolicy::default())
                 .await
                 .unwrap();

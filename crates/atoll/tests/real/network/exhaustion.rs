@@ -10,7 +10,7 @@ use rustix::fs::inotify;
 
 use super::scene::{Scene, reach};
 use super::{internet, reached};
-use crate::harness::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, stdout_text};
 
 const CONNECTIONS: u32 = 64;
 const PIDS: u32 = 64;
@@ -61,12 +61,12 @@ async fn neighbour_works(world: &World, id: &SandboxId) {
     for user in USERS {
         for (kind, ..) in KINDS {
             let text = world.probe(id, user, &["c12-take", kind, "1"]).await;
-            assert_eq!(said(&text), format!("{kind} ok count=1\n"), "{user}");
+            assert_eq!(stdout_text(&text), format!("{kind} ok count=1\n"), "{user}");
         }
     }
     assert_eq!(reached(world, id).await, [true, true]);
     let names = probe_spec(&["resolve", "public.test"]).user("user");
-    assert!(said(&world.exec(id, names).await).contains("1.1.1.1"));
+    assert!(stdout_text(&world.exec(id, names).await).contains("1.1.1.1"));
 }
 
 fn host_works() {

@@ -10,7 +10,7 @@ use atoll_testkit::{attempts, wait_for};
 use atoll_worker::{Config, LocalRuntime};
 
 use super::scene::{Scene, accept, echo, links, sh, traces};
-use crate::harness::{DEADLINE, binary, probe_spec, said};
+use crate::harness::{DEADLINE, binary, probe_spec, stdout_text};
 use crate::restart::{Place, keeper, spec};
 
 async fn open(data: &Path, lasting: bool) -> LocalRuntime {
@@ -85,7 +85,7 @@ async fn probe(runtime: &LocalRuntime, id: &SandboxId, words: &[&str]) -> Vec<St
     let spec: ExecSpec = probe_spec(words).user("root");
     let exec = runtime.exec(id, spec).await.unwrap();
     let done = exec.finish(b"", 1 << 20).await.unwrap();
-    let all = attempts(said(&done));
+    let all = attempts(stdout_text(&done));
     all.into_iter()
         .map(|attempt| {
             format!("{} {}", attempt.result, attempt.detail)

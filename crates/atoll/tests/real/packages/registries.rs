@@ -11,7 +11,7 @@ use std::process::Command;
 use atoll_model::is_blocked;
 use atoll_testkit::run;
 
-use crate::cli::{done, told};
+use crate::cli::{done, output_text};
 
 /// Bundles of certificates of distributions.
 const BUNDLES: [&str; 3] = [
@@ -74,7 +74,7 @@ fn sandbox(urls: &[String], variables: &[String], line: &str) -> String {
     words.extend(["--", "sh", "-ec", line].map(String::from));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let output = done(&words);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -98,11 +98,15 @@ fn a_registry_with_a_refused_address_needs_the_exception() {
         .flat_map(|exception| ["--egress-allow", exception])
         .collect();
     let fetched = fetch(&registry, &[&open[..], &authority].concat());
-    assert!(fetched.status.success(), "{}", told(&fetched));
+    assert!(fetched.status.success(), "{}", output_text(&fetched));
     if !open.is_empty() {
         let closed = fetch(&registry, &authority);
-        assert!(!closed.status.success(), "{}", told(&closed));
-        assert!(told(&closed).contains("URLError"), "{}", told(&closed));
+        assert!(!closed.status.success(), "{}", output_text(&closed));
+        assert!(
+            output_text(&closed).contains("URLError"),
+            "{}",
+            output_text(&closed)
+        );
     }
 }
 

@@ -192,7 +192,7 @@ async fn server_certificate_requires_a_trusted_ca() {
             let mut node = package.node(&["--input-type=module", "-e", program]);
             node.env("ATOLL_URL", &url).env("ATOLL_API_KEY", &api_key);
             node.envs(authorities.map(|file| ("NODE_EXTRA_CA_CERTS", file)));
-            crate::cli::told(&run_within(&mut node, DEADLINE, b""))
+            crate::cli::output_text(&run_within(&mut node, DEADLINE, b""))
         };
         let unknown = node(None);
         assert!(unknown.contains("NODE_EXTRA_CA_CERTS"), "{unknown}");

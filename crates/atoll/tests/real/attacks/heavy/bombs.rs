@@ -10,7 +10,7 @@ use atoll_testkit::wait_for;
 
 use crate::attacks::init::processes;
 use crate::attacks::{USERS, attack};
-use crate::harness::{DEADLINE, Kind, World, probe_spec, said};
+use crate::harness::{DEADLINE, Kind, World, probe_spec, stdout_text};
 
 const PIDS: u32 = 64;
 
@@ -71,7 +71,7 @@ async fn a_fork_bomb_ends_at_the_limit() {
         assert!(world.runtime.usage(&id).expect("it runs").pids <= u64::from(PIDS));
     }
     wait_until_empty(&world, &id);
-    said(&world.probe(&id, "user", &["true"]).await);
+    stdout_text(&world.probe(&id, "user", &["true"]).await);
     world.close().await;
 }
 
@@ -114,11 +114,11 @@ async fn a_deadline_ends_a_fork_bomb_without_harm_to_neighbours() {
                 full = processes(&world, &id).len() >= PIDS as usize - 8;
                 full || exec.handle.info().status.is_some()
             });
-            said(&world.probe(&neighbour, "user", &["true"]).await);
+            stdout_text(&world.probe(&neighbour, "user", &["true"]).await);
             let finished = exec.finish(b"", 1 << 20).await.expect("it can be read");
             assert!(finished.status.timed_out, "{user} {:?}", finished.status);
             wait_until_empty(&world, &id);
-            said(&world.probe(&id, user, &["true"]).await);
+            stdout_text(&world.probe(&id, user, &["true"]).await);
             if full {
                 break;
             }
@@ -168,7 +168,7 @@ async fn met(world: &World, id: &SandboxId, user: &str, deadline: Duration) -> b
 async fn daemons_without_a_deadline_live_until_the_sandbox_is_deleted() {
     let world = World::open().await;
     let id = small(&world, Kind::Static).await;
-    said(&world.probe(&id, "user", &["c01-daemons", "20"]).await);
+    stdout_text(&world.probe(&id, "user", &["c01-daemons", "20"]).await);
     let all = processes(&world, &id);
     assert_eq!(all.len(), 21, "PID 1 and the daemons");
     world.runtime.delete(&id).await.expect("it can be deleted");

@@ -8,7 +8,7 @@ use atoll_testkit::{Attempt, attempts};
 use atoll_worker::ExecResult;
 
 use crate::attacks::USERS;
-use crate::harness::{Kind, World, probe_spec, said};
+use crate::harness::{Kind, World, probe_spec, stdout_text};
 
 const LIMIT: u64 = 64 << 20;
 const MOST: &str = "268435456";
@@ -67,9 +67,9 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
     let (id, neighbour) = (small(&world).await, small(&world).await);
     let init = world.runtime.host_pid(&id).expect("it runs");
     // Somewhere that a user, too, may write.
-    said(&world.probe(&id, "root", &["touch", "/hog"]).await);
-    said(&world.probe(&id, "root", &["chmod", "/hog", "666"]).await);
-    said(&world.probe(&id, "root", &["mkdir", "/names"]).await);
+    stdout_text(&world.probe(&id, "root", &["touch", "/hog"]).await);
+    stdout_text(&world.probe(&id, "root", &["chmod", "/hog", "666"]).await);
+    stdout_text(&world.probe(&id, "root", &["mkdir", "/names"]).await);
     let sleeper = world
         .runtime
         .exec(&neighbour, probe_spec(&["sleep", "600"]))
@@ -100,10 +100,10 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
             let used = world.runtime.usage(&id).expect("it runs").memory;
             assert!(used <= Bytes(LIMIT), "{kind} as {user} uses {used}");
             if *kind == "tmpfs" {
-                said(&world.probe(&id, "root", &["remove", path]).await);
+                stdout_text(&world.probe(&id, "root", &["remove", path]).await);
             }
             assert_eq!(world.runtime.host_pid(&id).expect("PID 1 survives"), init);
-            said(&world.probe(&id, user, &["true"]).await);
+            stdout_text(&world.probe(&id, user, &["true"]).await);
         }
     }
     sleeper
@@ -111,7 +111,7 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
         .expect("the neighbour's program lived until now");
     assert_eq!(sleeper.wait().await.signal, Some(9));
     assert!(!sleeper.wait().await.oom_killed);
-    said(&world.probe(&neighbour, "user", &["true"]).await);
+    stdout_text(&world.probe(&neighbour, "user", &["true"]).await);
     world.close().await;
 }
 
