@@ -63,7 +63,7 @@ const IMPOSSIBLE: &[(&str, &str)] = &[
     (
         "A04, A05: a mount that follows a template's link",
         "attaching without following links is how mounts are attached, not something a plan says. The test shows that \
-         whoever follows the same link on the host is at the canary",
+         a program that follows the same link on the host is at the canary",
     ),
     (
         "A07, A09: sysctls and files of /proc that belong to the host",
@@ -91,8 +91,8 @@ const IMPOSSIBLE: &[(&str, &str)] = &[
     ),
     (
         "B04: memfd_secret, perf_event_open",
-        "some hosts give them to nobody without a right (secretmem.enable, kernel.perf_event_paranoid); where they do not, \
-         the control has them",
+        "some hosts give them to no process without a right (secretmem.enable, kernel.perf_event_paranoid); where they \
+         do not, the control has them",
     ),
     (
         "B05: AF_ALG, AF_BLUETOOTH and other families",
@@ -120,10 +120,7 @@ const IMPOSSIBLE: &[(&str, &str)] = &[
 ];
 
 #[test]
-#[allow(
-    clippy::print_stdout,
-    reason = "the list is for whoever reads the test run"
-)]
+#[allow(clippy::print_stdout, reason = "the list is part of the test output")]
 fn cases_without_a_control_are_listed_with_their_reason() {
     for (attack, reason) in IMPOSSIBLE {
         println!("{attack}\n    {reason}");

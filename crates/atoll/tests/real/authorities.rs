@@ -73,8 +73,8 @@ async fn trusted(runtime: &LocalRuntime, id: &SandboxId, authority: &Authority) 
         "$PIP_CERT",
         SYSTEM,
     ] {
-        let said = shell(runtime, id, &authority.verify(variable)).await;
-        assert_eq!(said, "leaf.pem: OK\n", "{variable}");
+        let output = shell(runtime, id, &authority.verify(variable)).await;
+        assert_eq!(output, "leaf.pem: OK\n", "{variable}");
     }
 }
 
@@ -123,8 +123,8 @@ async fn every_sandbox_trusts_the_configured_authorities() {
     let exec = runtime.exec(&own, exec).await.unwrap();
     assert_eq!(exec.finish(b"", 100).await.unwrap().stdout, b"/other\n");
     if Path::new("/usr/bin/sudo").exists() {
-        let said = shell(&runtime, &own, "sudo sh -c 'echo $SSL_CERT_FILE'").await;
-        assert_eq!(said, format!("{SYSTEM}\n"));
+        let output = shell(&runtime, &own, "sudo sh -c 'echo $SSL_CERT_FILE'").await;
+        assert_eq!(output, format!("{SYSTEM}\n"));
     }
     // A sandbox's changes to its bundle affect no other, and the system's tool keeps the authority.
     if Path::new("/usr/sbin/update-ca-certificates").exists() {
@@ -186,10 +186,10 @@ async fn commands_terminals_and_runs_have_the_ca_variables() {
     let made = client.post("/sandboxes", &serde_json::json!({})).await;
     let id = made.json()["sandboxID"].as_str().unwrap().to_owned();
     let line = authority.verify("$REQUESTS_CA_BUNDLE");
-    let asked = serde_json::json!({ "cmd": line });
+    let body = serde_json::json!({ "cmd": line });
     let path = format!("/sandboxes/{id}/commands");
-    let said = client.post(&path, &asked).await.json();
-    assert_eq!(said["stdout"], "leaf.pem: OK\n", "{said}");
+    let result = client.post(&path, &body).await.json();
+    assert_eq!(result["stdout"], "leaf.pem: OK\n", "{result}");
     let status = client.delete(&format!("/sandboxes/{id}")).await.status;
     assert_eq!(status, 204);
     server.close().await;

@@ -126,7 +126,7 @@ fn doctor_and_run_without_root_fail_with_the_reason() {
     let copy = scratch.join("atoll");
     std::fs::copy(harness::binary(), &copy).unwrap();
     open_to_all(scratch.path());
-    let nobody = |args: &[&str]| {
+    let unprivileged = |args: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
         command
@@ -135,7 +135,7 @@ fn doctor_and_run_without_root_fail_with_the_reason() {
             .env("ATOLL_DATA_DIR", scratch.join("data"));
         run_within(command.stdin(Stdio::null()), Duration::from_mins(1), b"")
     };
-    let output = nobody(&["doctor"]);
+    let output = unprivileged(&["doctor"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
         output_text(&output).contains("Grade F"),
@@ -165,7 +165,7 @@ fn doctor_and_run_without_root_fail_with_the_reason() {
         "{}",
         output_text(&output)
     );
-    let output = nobody(&["run", "--", "true"]);
+    let output = unprivileged(&["run", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(
         output_text(&output).contains("run atoll as root"),

@@ -289,7 +289,7 @@ async fn working_directory_is_home_or_the_requested_one() {
                 .probe(id, "", &["link", "work", "/home/user/link"])
                 .await,
         );
-        for (asked, reached) in [
+        for (directory, reached) in [
             (None, "/home/user"),
             (Some("/"), "/"),
             (Some("/home/user/work/"), "/home/user/work"),
@@ -300,9 +300,9 @@ async fn working_directory_is_home_or_the_requested_one() {
             (Some("link"), "/home/user/work"),
         ] {
             let mut spec = probe_spec(&["pwd"]);
-            spec.directory = asked.map(|path| path.as_bytes().to_vec());
+            spec.directory = directory.map(|path| path.as_bytes().to_vec());
             let done = world.exec(id, spec).await;
-            assert_eq!(stdout_text(&done), format!("{reached}\n"), "{asked:?}");
+            assert_eq!(stdout_text(&done), format!("{reached}\n"), "{directory:?}");
         }
     })
     .await;

@@ -158,18 +158,18 @@ pub async fn in_both(check: impl AsyncFn(&World, &SandboxId)) {
         };
         let home = world.runtime.make_directory(&id, &owned, b"~", 0o755, true);
         home.await.unwrap();
-        let told = Told(kind);
+        let report = ReportKind(kind);
         check(&world, &id).await;
-        drop(told);
+        drop(report);
         world.runtime.delete(&id).await.unwrap();
     }
     world.close().await;
 }
 
-/// Says for which kind a check failed.
-struct Told(Kind);
+/// Prints on a panic for which kind a check failed.
+struct ReportKind(Kind);
 
-impl Drop for Told {
+impl Drop for ReportKind {
     #[allow(clippy::print_stderr, reason = "the test's own output")]
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -319,7 +319,7 @@ async fn dead_keeper_is_reported_as_the_end_of_its_sandboxes() {
     kill(keeper(&tag).unwrap());
     let status = tokio::time::timeout(DEADLINE, exec.wait()).await.unwrap();
     assert_eq!(status.signal, Some(9));
-    wait_for("the sandbox's end to be told", DEADLINE, || {
+    wait_for("the sandbox to be reported as ended", DEADLINE, || {
         world
             .runtime
             .usage(&id)
@@ -388,7 +388,7 @@ async fn killed_pid_1_is_reported_as_the_end_of_one_sandbox() {
     kill(world.runtime.host_pid(&id).unwrap());
     let status = tokio::time::timeout(DEADLINE, exec.wait()).await.unwrap();
     assert_eq!(status.signal, Some(9));
-    wait_for("the sandbox's end to be told", DEADLINE, || {
+    wait_for("the sandbox to be reported as ended", DEADLINE, || {
         world
             .runtime
             .usage(&id)

@@ -39,11 +39,11 @@ async fn programs_see_the_size_of_the_sandbox() {
                 stdout_text(&world.probe(&id, "user", &["nproc"]).await),
                 format!("{expected}\n")
             );
-            let told = world.probe(&id, "user", &["meminfo"]).await;
+            let meminfo = world.probe(&id, "user", &["meminfo"]).await;
             for name in ["MemTotal", "MemFree", "MemAvailable"] {
-                assert_eq!(value(&told, name), memory / 1024 * 1024, "{name}");
+                assert_eq!(value(&meminfo, name), memory / 1024 * 1024, "{name}");
             }
-            assert_eq!(value(&told, "SwapTotal"), 0);
+            assert_eq!(value(&meminfo, "SwapTotal"), 0);
             for (path, text) in [
                 ("/sys/fs/cgroup/memory.max", format!("{memory}\n")),
                 ("/sys/fs/cgroup/cpu.max", format!("{} 100000\n", cpus * 100)),

@@ -102,8 +102,8 @@ impl Program {
                 line => panic!("{} says {line}", self.name),
             }
         }
-        let (status, said) = (self.child.wait().unwrap(), heard.join().unwrap().unwrap());
-        assert!(status.success(), "{}: {status}\n{said}", self.name);
+        let (status, errors) = (self.child.wait().unwrap(), heard.join().unwrap().unwrap());
+        assert!(status.success(), "{}: {status}\n{errors}", self.name);
     }
 }
 

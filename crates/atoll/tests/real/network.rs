@@ -137,7 +137,7 @@ fn e01_only_public_addresses_are_reached() {
         }
         let one = world.exec(&ids[0], shell("16843009")).await;
         assert_eq!(stdout_text(&one), "hello", "1.1.1.1 can be written so");
-        // Without the rules everybody answers.
+        // Without the rules every address answers.
         sh(&format!("nft flush table {table}"));
         sh("nft add table ip nat");
         sh("nft add chain ip nat out '{ type nat hook postrouting priority 100; }'");
@@ -168,12 +168,12 @@ fn names_of_refused_addresses_do_not_resolve() {
                 "public.test",
                 "metadata.test",
                 "inside.test",
-                "nobody.test",
+                "unknown.test",
             ];
             let done = world.exec(&id, probe_spec(&names).user("user")).await;
             let all = attempts(stdout_text(&done));
-            let told: Vec<&str> = all.iter().map(|attempt| attempt.detail.trim()).collect();
-            assert_eq!(told, ["code=0 1.1.1.1", "code=0", "code=0", "code=3"]);
+            let details: Vec<&str> = all.iter().map(|attempt| attempt.detail.trim()).collect();
+            assert_eq!(details, ["code=0 1.1.1.1", "code=0", "code=0", "code=3"]);
         }
         world.close().await;
     });
@@ -209,8 +209,8 @@ fn sandbox_without_network_has_a_reachable_loopback() {
                 let event = tokio::time::timeout(DEADLINE, watch.next()).await.unwrap();
                 assert_eq!(event.unwrap(), Some(PortEvent::Closed(address)));
             }
-            let nobody = world.runtime.dial(&id, 8080).await.unwrap_err();
-            assert_eq!(nobody.code, Code::Conflict);
+            let no_listener = world.runtime.dial(&id, 8080).await.unwrap_err();
+            assert_eq!(no_listener.code, Code::Conflict);
             let change = world
                 .runtime
                 .set_network_policy(&id, NetworkPolicy::default());
@@ -219,7 +219,11 @@ fn sandbox_without_network_has_a_reachable_loopback() {
             assert_eq!(watch.next().await.unwrap(), None);
         }
         assert!(traces().is_empty());
-        assert_eq!(sh("nft list tables"), "", "nothing is set up for nobody");
+        assert_eq!(
+            sh("nft list tables"),
+            "",
+            "nothing is set up for sandboxes without a network"
+        );
         world.close().await;
     });
 }

@@ -108,7 +108,7 @@ impl Work<'_> {
             self.settle().await;
         }
         let [plain, durable] = ran;
-        let line = format!("echo told-{round}");
+        let line = format!("echo recorded-{round}");
         self.client.line(plain, &line).await;
         let path = format!("/sessions/{plain}/commands");
         let history = self.client.get(&path).await.array();
@@ -300,11 +300,11 @@ async fn power_cuts(seed: u64) {
     private(&data);
     let mut server = Server::at(Scratch::new(), data.clone(), Vec::new(), Vec::new());
     let client = server.client();
-    let asked = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });
-    let plain = client.sandbox(&asked).await;
-    let mut asked = asked;
-    asked["durable"] = true.into();
-    let made = client.post("/sandboxes", &asked).await.json();
+    let settings = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });
+    let plain = client.sandbox(&settings).await;
+    let mut settings = settings;
+    settings["durable"] = true.into();
+    let made = client.post("/sandboxes", &settings).await.json();
     assert_eq!(made["durable"], true);
     let ran = [plain, text(&made["sandboxID"])];
     let mut work = Work {

@@ -161,7 +161,7 @@ impl Watched {
         self.control.write_stdin(b"\x04").await.unwrap();
     }
 
-    /// Everybody sees the same at the end.
+    /// All clients see the same at the end.
     pub async fn end(mut self) {
         rest(&mut self.seen, &mut self.early).await;
         let expected = shown(&self.seen);

@@ -15,7 +15,7 @@ use atoll_worker::{ExecHandle, LocalRuntime, Watch};
 use crate::harness::{DEADLINE, Kind, World, probe_spec, stdout_text};
 
 /// Timeout of the server for a sandbox in these tests.
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 /// Time after which a call counts as hanging: each waits for a few timeouts at most.
 const HANGS: Duration = DEADLINE;
 
@@ -193,8 +193,8 @@ async fn in_time<T>(what: &str, work: impl Future<Output = Result<T, Error>>) ->
     ended.unwrap_or_else(|error| panic!("{what}: {error:?}"))
 }
 
-async fn impatient() -> World {
-    World::open_as(|config| config.response_timeout = PATIENCE).await
+async fn with_short_timeout() -> World {
+    World::open_as(|config| config.response_timeout = TIMEOUT).await
 }
 
 /// Stops, starts and deletes the sandbox without a timeout.
@@ -208,20 +208,20 @@ async fn end(world: &World, id: &SandboxId) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_works_after_all_processes_were_stopped() {
-    let world = impatient().await;
+    let world = with_short_timeout().await;
     for stopper in ["root", "user"] {
         let id = world.sandbox(Kind::Base).await;
-        let mut asked = Vec::new();
+        let mut pending = Vec::new();
         for user in ["root", "user"] {
             let open = Open::new(&world.runtime, &id, user).await;
-            asked.extend(calls(&world.runtime, &id, user, open));
+            pending.extend(calls(&world.runtime, &id, user, open));
         }
         stdout_text(
             &world
                 .exec(&id, ExecSpec::shell("kill -STOP -1").user(stopper))
                 .await,
         );
-        assert_eq!(unexpected(all(asked).await, &[]), [""; 0], "{stopper}");
+        assert_eq!(unexpected(all(pending).await, &[]), [""; 0], "{stopper}");
         end(&world, &id).await;
     }
     world.close().await;
@@ -229,19 +229,19 @@ async fn every_call_works_after_all_processes_were_stopped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_returns_while_all_processes_are_kept_stopped() {
-    let world = impatient().await;
+    let world = with_short_timeout().await;
     let neighbour = world.sandbox(Kind::Base).await;
     let id = world.sandbox(Kind::Base).await;
-    let (mut asked, mut others) = (Vec::new(), Vec::new());
+    let (mut pending, mut others) = (Vec::new(), Vec::new());
     for user in ["root", "user"] {
         let open = Open::new(&world.runtime, &id, user).await;
-        asked.extend(calls(&world.runtime, &id, user, open));
+        pending.extend(calls(&world.runtime, &id, user, open));
         let open = Open::new(&world.runtime, &neighbour, user).await;
         others.extend(calls(&world.runtime, &neighbour, user, open));
     }
     let storm = ExecSpec::shell("trap '' CONT; while :; do kill -STOP -1; done").user("root");
     let storm = world.runtime.exec(&id, storm).await.unwrap();
-    let ended = all(asked).await;
+    let ended = all(pending).await;
     let silent = ended.iter().filter(|(_, ended)| ended.is_err()).count();
     // The control: without the storm nothing fails.
     assert!(silent > 2, "{ended:?}");
@@ -256,15 +256,15 @@ async fn every_call_returns_while_all_processes_are_kept_stopped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_returns_on_a_paused_sandbox() {
-    let world = impatient().await;
+    let world = with_short_timeout().await;
     let runtime = &world.runtime;
     let id = world.sandbox(Kind::Base).await;
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     let mut long = None;
     for user in ["root", "user"] {
         let open = Open::new(runtime, &id, user).await;
         long = Some(open.long.clone());
-        asked.extend(calls(runtime, &id, user, open));
+        pending.extend(calls(runtime, &id, user, open));
     }
     // Operations in progress when it stops responding.
     let root = RunAs::root();
@@ -282,7 +282,7 @@ async fn every_call_returns_on_a_paused_sandbox() {
         sizes.map(|found| found.len()).sum::<u64>() > 8 << 20
     });
     in_time("pause", runtime.pause(&id)).await;
-    let ended = all(asked).await;
+    let ended = all(pending).await;
     for (name, ended) in &ended {
         let works = ["attach", "input", "usage"]
             .iter()
@@ -327,7 +327,7 @@ async fn every_call_returns_on_a_paused_sandbox() {
 /// A command that is about to begin as its sandbox is paused begins, or is refused and never begins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_during_a_pause_starts_or_is_refused() {
-    let world = impatient().await;
+    let world = with_short_timeout().await;
     let runtime = &world.runtime;
     let id = world.sandbox(Kind::Static).await;
     let root = RunAs::root();

@@ -84,9 +84,10 @@ impl Mirror {
                 .take(5)
                 .collect::<Vec<_>>()
         };
-        let told = only(&self.paths, real, "told");
-        told.into_iter()
-            .chain(only(real, &self.paths, "not told"))
+        let reported = only(&self.paths, real, "not present:");
+        reported
+            .into_iter()
+            .chain(only(real, &self.paths, "not reported:"))
             .collect()
     }
 
@@ -117,8 +118,8 @@ async fn python(world: &World, id: &SandboxId, script: &str) {
     stdout_text(&world.exec(id, spec).await);
 }
 
-/// Runs a script and listens; the directory as the events tell it at the end.
-async fn follow(world: &World, id: &SandboxId, script: &str, told: &mut Watch) -> Mirror {
+/// Runs a script and collects its events; returns the directory that results from them.
+async fn follow(world: &World, id: &SandboxId, script: &str, events: &mut Watch) -> Mirror {
     let mut mirror = Mirror::default();
     {
         let running = python(world, id, script);
@@ -126,11 +127,11 @@ async fn follow(world: &World, id: &SandboxId, script: &str, told: &mut Watch) -
         loop {
             tokio::select! {
                 () = &mut running => break,
-                event = told.next() => mirror.apply(event.unwrap().into_iter().collect()),
+                event = events.next() => mirror.apply(event.unwrap().into_iter().collect()),
             }
         }
     }
-    mirror.apply(told.drain().await.unwrap());
+    mirror.apply(events.drain().await.unwrap());
     mirror
 }
 
@@ -152,41 +153,41 @@ async fn watch(world: &World, id: &SandboxId, path: &str, options: WatchOptions)
 async fn each_kind_of_event_is_reported() {
     in_both(async |world, id| {
         mkdir(world, id, "/w/below").await;
-        let mut told = watch(world, id, "/w", USUAL).await;
+        let mut events = watch(world, id, "/w", USUAL).await;
         let probe = async |args: &[&str]| {
             stdout_text(&world.probe(id, "root", args).await);
         };
-        assert_eq!(drained(&mut told).await, [""; 0]);
+        assert_eq!(drained(&mut events).await, [""; 0]);
         probe(&["touch", "/w/a"]).await;
-        let mut seen = drained(&mut told).await;
+        let mut seen = drained(&mut events).await;
         seen.retain(|line| line != "chmod a");
         assert_eq!(seen, ["create a"]);
         probe(&["write", "/w/a", "text"]).await;
-        assert!(drained(&mut told).await.contains(&"write a".into()));
+        assert!(drained(&mut events).await.contains(&"write a".into()));
         probe(&["chmod", "/w/a", "600"]).await;
-        assert_eq!(drained(&mut told).await, ["chmod a"]);
+        assert_eq!(drained(&mut events).await, ["chmod a"]);
         probe(&["move", "/w/a", "/w/b"]).await;
-        assert_eq!(drained(&mut told).await, ["rename a b"]);
+        assert_eq!(drained(&mut events).await, ["rename a b"]);
         probe(&["move", "/w/b", "/w/below/b"]).await;
-        assert_eq!(drained(&mut told).await, ["remove b"]);
+        assert_eq!(drained(&mut events).await, ["remove b"]);
         probe(&["move", "/w/below/b", "/w/c"]).await;
-        assert_eq!(drained(&mut told).await, ["create c"]);
+        assert_eq!(drained(&mut events).await, ["create c"]);
         probe(&["mkdir", "/w/d"]).await;
-        assert_eq!(drained(&mut told).await, ["create d/"]);
+        assert_eq!(drained(&mut events).await, ["create d/"]);
         probe(&["chmod", "/w", "700"]).await;
-        assert_eq!(drained(&mut told).await, ["chmod "]);
+        assert_eq!(drained(&mut events).await, ["chmod "]);
         let root = RunAs::root();
         for path in ["/w/c", "/w/d"] {
             let gone = world.runtime.remove(id, &root, path.as_bytes(), true);
             gone.await.unwrap();
         }
-        assert_eq!(drained(&mut told).await, ["remove c", "remove d"]);
+        assert_eq!(drained(&mut events).await, ["remove c", "remove d"]);
         // Not recursive: events below are not reported.
         probe(&["touch", "/w/below/x"]).await;
-        assert_eq!(drained(&mut told).await, [""; 0]);
+        assert_eq!(drained(&mut events).await, [""; 0]);
         // Events come by themselves too.
         probe(&["touch", "/w/last"]).await;
-        let next = tokio::time::timeout(DEADLINE, told.next()).await;
+        let next = tokio::time::timeout(DEADLINE, events.next()).await;
         let event = next.unwrap().unwrap().unwrap();
         assert_eq!(line(&event), "create last");
     })
@@ -197,7 +198,7 @@ async fn each_kind_of_event_is_reported() {
 async fn an_upload_of_a_new_file_is_a_create_and_a_write() {
     in_both(async |world, id| {
         mkdir(world, id, "/w").await;
-        let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
+        let mut events = watch(world, id, "/w", WatchOptions::recursive()).await;
         let owner = RunAs {
             authority: Authority::Root,
             ..RunAs::default()
@@ -213,7 +214,7 @@ async fn an_upload_of_a_new_file_is_a_create_and_a_write() {
         let mut writer = writer.await.unwrap();
         writer.write(b"text").await.unwrap();
         writer.commit().await.unwrap();
-        let seen = drained(&mut told).await;
+        let seen = drained(&mut events).await;
         assert_eq!(seen[0], "create new/");
         for wanted in ["create new/file", "write new/file"] {
             assert!(seen.iter().any(|line| line == wanted), "{seen:?}");
@@ -242,10 +243,10 @@ async fn unwatchable_paths_are_refused() {
         assert_eq!(code("").await, Code::InvalidRequest);
         // Below the top it is passed over: the rights are the user's.
         let watch = runtime.watch(id, &user, b"/w", WatchOptions::recursive());
-        let mut told = watch.await.unwrap();
+        let mut events = watch.await.unwrap();
         stdout_text(&world.probe(id, "root", &["touch", "/w/closed/x"]).await);
         stdout_text(&world.probe(id, "root", &["touch", "/w/y"]).await);
-        let mut seen = drained(&mut told).await;
+        let mut seen = drained(&mut events).await;
         seen.retain(|line| !line.starts_with("chmod"));
         assert_eq!(seen, ["create y"]);
     })
@@ -258,17 +259,17 @@ async fn removed_directory_ends_its_watch() {
         let root = RunAs::root();
         for moved in [false, true] {
             mkdir(world, id, "/w/below").await;
-            let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
+            let mut events = watch(world, id, "/w", WatchOptions::recursive()).await;
             if moved {
                 stdout_text(&world.probe(id, "root", &["move", "/w", "/elsewhere"]).await);
             } else {
                 world.runtime.remove(id, &root, b"/w", true).await.unwrap();
             }
-            let mut seen = drained(&mut told).await;
+            let mut seen = drained(&mut events).await;
             assert_eq!(seen.pop().as_deref(), Some("end"), "{seen:?}");
             assert_eq!(seen.is_empty(), moved);
-            assert_eq!(told.next().await.unwrap(), None);
-            assert_eq!(drained(&mut told).await, [""; 0]);
+            assert_eq!(events.next().await.unwrap(), None);
+            assert_eq!(drained(&mut events).await, [""; 0]);
         }
     })
     .await;
@@ -278,7 +279,7 @@ async fn removed_directory_ends_its_watch() {
 async fn drain_returns_events_of_an_ended_command() {
     in_both(async |world, id| {
         mkdir(world, id, "/w/a/b/c").await;
-        let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
+        let mut events = watch(world, id, "/w", WatchOptions::recursive()).await;
         for number in 0..40 {
             let path = format!("a/b/c/{number}");
             stdout_text(
@@ -286,7 +287,7 @@ async fn drain_returns_events_of_an_ended_command() {
                     .probe(id, "root", &["touch", &format!("/w/{path}")])
                     .await,
             );
-            let seen = drained(&mut told).await;
+            let seen = drained(&mut events).await;
             assert!(seen.contains(&format!("create {path}")), "{seen:?}");
         }
     })

@@ -25,7 +25,7 @@ async fn no_descriptor_leads_to_a_directory_of_the_host() {
     .await;
 }
 
-/// A program has its three descriptors, and what everybody may know of PID 1.
+/// A program has its three descriptors, and what every process may know of PID 1.
 const INVENTORY: Case<'static> = Case {
     probe: &["a02-fds"],
     place: "/",
@@ -105,7 +105,7 @@ async fn no_number_leads_out(world: World, own: &[&str]) {
     world.close().await;
 }
 
-/// A file of the host that everybody has open would carry locks, times and watches from one sandbox to the next.
+/// A file of the host that every sandbox has open would carry locks, times and watches from one sandbox to the next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn standard_input_is_no_file_of_the_host() {
     let host = std::fs::metadata("/dev/null").expect("the host has one");

@@ -123,9 +123,9 @@ async fn a_sandbox_without_pid_1_is_stopped_and_leaves_nothing() {
     signal(&world, &id, Signal::KILL);
     let status = tokio::time::timeout(DEADLINE, sleeper.wait())
         .await
-        .expect("it is told");
+        .expect("the end of the command is reported");
     assert_eq!(status.signal, Some(9));
-    wait_for("the sandbox to be told as ended", DEADLINE, || {
+    wait_for("the sandbox to be reported as ended", DEADLINE, || {
         world
             .runtime
             .host_pid(&id)

@@ -49,7 +49,7 @@ fn classes(found: &BTreeMap<String, Attempt>) -> BTreeMap<&'static str, BTreeSet
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(
     clippy::print_stdout,
-    reason = "the effective policy is for whoever reads the test run"
+    reason = "the effective policy is part of the test output"
 )]
 async fn system_calls_are_the_committed_ones() {
     let world = World::open().await;
@@ -221,7 +221,7 @@ const GAINS: &[&str] = &[
     "userfaultfd:user-mode ok",
 ];
 
-/// And those that a host may keep from everybody by itself.
+/// Calls that work only on some hosts: a host may refuse them to all processes.
 fn given_here() -> impl Iterator<Item = &'static str> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let paranoid = read("/proc/sys/kernel/perf_event_paranoid");

@@ -85,7 +85,7 @@ async fn every_call(world: &World, id: &SandboxId, caller: &RunAs, path: &str) -
     seen
 }
 
-/// A sandbox with `/place` for everybody, and what it needs in there.
+/// A sandbox with `/place`, which every user can write to, and the files that the tests need there.
 async fn prepared(world: &World) -> SandboxId {
     let id = world.sandbox(Kind::Static).await;
     stdout_text(&world.probe(&id, "root", &["mkdir", "/place"]).await);

@@ -93,11 +93,11 @@ async fn special_files_are_refused_without_blocking() {
 
 /// The control: a plain open of the FIFO blocks until a writer comes.
 fn naive_blocks(fifo: &Path) {
-    let (told, opened) = mpsc::channel();
+    let (sender, opened) = mpsc::channel();
     let path = fifo.to_path_buf();
     let reader = std::thread::spawn(move || {
         let file = fs::File::open(path);
-        let _ = told.send(());
+        let _ = sender.send(());
         file
     });
     assert!(

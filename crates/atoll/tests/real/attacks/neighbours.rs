@@ -46,7 +46,10 @@ async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String
         ));
     }
     // To its end: only then has it taken everything away again.
-    writer.handle.close_stdin().expect("it can be told");
+    writer
+        .handle
+        .close_stdin()
+        .expect("its standard input closes");
     let status = writer.wait().await;
     assert!(status.success(), "{status:?}");
     let elsewhere = found.pop().expect("two boxes");

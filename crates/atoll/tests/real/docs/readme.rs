@@ -218,15 +218,15 @@ async fn readme_python_example_works() {
     let line = block.lines().next().unwrap();
     install(&scratch, line);
     pasted(&scratch, "first.py", "python");
-    let said = run_example(
+    let printed = run_example(
         &server,
         &scratch,
         ". .venv/bin/activate && exec python first.py",
     );
     assert_eq!(
-        said.split_whitespace().collect::<Vec<_>>(),
+        printed.split_whitespace().collect::<Vec<_>>(),
         ["Linux", "0"],
-        "{said:?}"
+        "{printed:?}"
     );
     // The example deleted its sandbox.
     assert_eq!(server.client().get("/sandboxes").await.array().len(), 0);
@@ -240,8 +240,8 @@ async fn readme_typescript_example_works() {
     clone_sdks(&scratch);
     install(&scratch, &block("sh", "npm pack"));
     pasted(&scratch, "first.mjs", "js");
-    let said = run_example(&server, &scratch, "exec node first.mjs");
-    assert_eq!(said, "Linux\n0\n");
+    let printed = run_example(&server, &scratch, "exec node first.mjs");
+    assert_eq!(printed, "Linux\n0\n");
     assert_eq!(server.client().get("/sandboxes").await.array().len(), 0);
     server.close().await;
 }

@@ -153,8 +153,8 @@ async fn slow_reader_causes_backpressure_and_loses_no_output() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_reader_is_dropped_and_sees_the_gap() {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let world = World::open_as(|config| config.response_timeout = PATIENCE).await;
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let world = World::open_as(|config| config.response_timeout = TIMEOUT).await;
     let id = world.sandbox(Kind::Static).await;
     let before = memory();
     let control = flood(&world, &id, FLOOD).await;
@@ -162,7 +162,7 @@ async fn stalled_reader_is_dropped_and_sees_the_gap() {
     reader.next().await.unwrap().unwrap();
     let (from, since) = (reader.position(), Instant::now());
     bounded(&world, &id, &control, before).await;
-    assert!(since.elapsed() >= PATIENCE, "{:?}", since.elapsed());
+    assert!(since.elapsed() >= TIMEOUT, "{:?}", since.elapsed());
     let (start, end) = control.output_range();
     assert!(end == FLOOD && start > from, "{start} {end}");
     let gap = reader.next().await.unwrap().unwrap();

@@ -16,9 +16,9 @@ async fn described(files: &Files<'_>, path: &str) -> Result<FileDetails, Error> 
 }
 
 async fn below(files: &Files<'_>, path: &str, depth: u32, limit: u32) -> (Vec<String>, bool) {
-    let asked = (path.as_bytes(), depth, limit);
+    let query = (path.as_bytes(), depth, limit);
     let (runtime, owner) = (&files.world.runtime, owner());
-    let found = runtime.describe_tree(files.id, &owner, asked, PREFIX);
+    let found = runtime.describe_tree(files.id, &owner, query, PREFIX);
     let (all, more) = found.await.unwrap();
     let name = |it: FileDetails| String::from_utf8(it.entry.path).unwrap();
     (all.into_iter().map(name).collect(), more)
@@ -135,10 +135,10 @@ async fn trees_are_described_depth_first_and_in_order() {
         assert_eq!(below(&files, "/t", 1, 100).await, (top, false));
         // Its path is the requested one, although that is a link.
         assert_eq!(below(&files, "/t/link", 1, 9).await.0, ["/t/link/x"]);
-        let asked = (&b"/t/a.txt"[..], 1, 9);
+        let query = (&b"/t/a.txt"[..], 1, 9);
         let refused = world
             .runtime
-            .describe_tree(id, &owner(), asked, PREFIX)
+            .describe_tree(id, &owner(), query, PREFIX)
             .await;
         assert_eq!(code(refused), Code::NotADirectory);
     })

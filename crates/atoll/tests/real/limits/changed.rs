@@ -53,8 +53,8 @@ async fn check(runtime: &LocalRuntime, id: &SandboxId, limits: Limits) {
             format!("{processors}\n")
         );
     }
-    let told = probe(&["meminfo"]).await;
-    assert_eq!(value(&told, "MemTotal"), memory / 1024 * 1024);
+    let meminfo = probe(&["meminfo"]).await;
+    assert_eq!(value(&meminfo, "MemTotal"), memory / 1024 * 1024);
     for (path, text) in [
         ("/sys/fs/cgroup/memory.max", format!("{memory}\n")),
         ("/sys/fs/cgroup/cpu.max", format!("{quota} 100000\n")),
@@ -317,7 +317,7 @@ async fn excessive_resize_of_a_paused_sandbox_is_refused() {
             Ok(info) => last = info.limits,
             Err(error) => break error,
         }
-        assert!(last.pids < 4000, "there is no end to what it can be told");
+        assert!(last.pids < 4000, "every resize was accepted");
     };
     assert_eq!(error.code, Code::Conflict, "{error:?}");
     world.runtime.resume(&id).await.unwrap();

@@ -25,7 +25,7 @@ async fn oom_killed_pid_1_is_reported_as_out_of_memory() {
     let pid = world.runtime.host_pid(&id).unwrap();
     std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").unwrap();
     eater.handle.write_stdin(b"go\n").await.unwrap();
-    wait_for("its end to be told", DEADLINE, || {
+    wait_for("the sandbox to be reported as stopped", DEADLINE, || {
         world.runtime.get(&id).unwrap().state == SandboxState::Stopped
     });
     let info = world.runtime.get(&id).unwrap();

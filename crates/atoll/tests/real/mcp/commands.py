@@ -1,4 +1,4 @@
-"""Commands: their ends are told in words, much output is bounded, what is new is told, a cancelled one is killed."""
+"""Commands: the text of each kind of end, bounded output, progress, and the kill of a cancelled command."""
 
 import asyncio
 import os
@@ -11,16 +11,16 @@ MUCH = 1_000_000_000 if os.environ["LINE"] == os.environ["ATOLL_URL"] else 300_0
 
 
 async def endings(session):
-    told = await session.text("run_command", command="echo begun; sleep 1000", timeout=5)
-    assert told.startswith("begun\n[ended after 5 s"), told
-    told = await session.text("run_command", command="sleep 1000", timeout=0.5)
-    assert told.startswith("[ended after 0.5 s"), told
+    output = await session.text("run_command", command="echo begun; sleep 1000", timeout=5)
+    assert output.startswith("begun\n[ended after 5 s"), output
+    output = await session.text("run_command", command="sleep 1000", timeout=0.5)
+    assert output.startswith("[ended after 0.5 s"), output
     assert await session.text("run_command", command="kill -SEGV $$") == "[killed by signal 11]"
     assert await session.text("run_command", command="kill -9 $$") == "[killed by signal 9]"
 
 
 async def much(session):
-    """Much is read to its end, and neither told nor kept."""
+    """Large output is read to its end; only a part is returned and held in memory."""
     out = await session.text("run_command", command=f"echo first; yes | head -c {MUCH}; echo last", timeout=120)
     assert out.startswith("first\ny\n") and out.endswith("y\nlast") and len(out) < 31_000, len(out)
     left = f"[{MUCH + len('first') + len('last') + 2 - 30_000} bytes left out]"

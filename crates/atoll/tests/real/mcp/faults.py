@@ -1,4 +1,4 @@
-"""What is wrong is told in words that an agent can act on, and a session goes on."""
+"""Errors have a text that an agent can act on, and the session continues after them."""
 
 import asyncio
 import os
@@ -24,8 +24,8 @@ async def inputs(session):
         ("create_sandbox", {"name": "Not A Name"}, "alias"),
         ("remove_sandbox", {}, "sandbox is missing"),
     ]:
-        code, told = await session.fault(name, **given)
-        assert code == "INVALID_REQUEST" and part in told and "hint: " in told, told
+        code, text = await session.fault(name, **given)
+        assert code == "INVALID_REQUEST" and part in text and "hint: " in text, text
     assert (await session.fault("create_sandbox", template="nothing"))[0] == "UNKNOWN_TEMPLATE"
     # A fault of the protocol is one of the protocol.
     try:
@@ -60,21 +60,21 @@ async def places(session):
         ("remove_file", {"path": "d"}, "CONFLICT"),
         ("run_command", {"command": "true", "cwd": "nothing"}, "CWD_NOT_FOUND"),
         ("run_command", {"command": "nothing", "args": []}, "PROGRAM_NOT_FOUND"),
-        ("run_command", {"command": "true", "sandbox": "nobody"}, "SANDBOX_NOT_FOUND"),
-        ("remove_sandbox", {"sandbox": "nobody"}, "SANDBOX_NOT_FOUND"),
+        ("run_command", {"command": "true", "sandbox": "missing"}, "SANDBOX_NOT_FOUND"),
+        ("remove_sandbox", {"sandbox": "missing"}, "SANDBOX_NOT_FOUND"),
     ]:
-        code, told = await session.fault(name, **given)
-        assert code == wanted, (name, given, told)
+        code, text = await session.fault(name, **given)
+        assert code == wanted, (name, given, text)
     await removal(session)
-    _, told = await session.fault("read_file", path="unended", start_line=3)
-    assert "has 2 lines" in told, told
-    _, told = await session.fault("read_file", path="f", sandbox="nobody")
-    assert "list_sandboxes" in told, told
-    _, told = await session.fault("edit_file", path="f", old_text="two", new_text="b")
-    assert "not in" in told and "read the file" in told, told
+    _, text = await session.fault("read_file", path="unended", start_line=3)
+    assert "has 2 lines" in text, text
+    _, text = await session.fault("read_file", path="f", sandbox="missing")
+    assert "list_sandboxes" in text, text
+    _, text = await session.fault("edit_file", path="f", old_text="two", new_text="b")
+    assert "not in" in text and "read the file" in text, text
     await session.text("write_file", path="f", content="a\na\n")
-    _, told = await session.fault("edit_file", path="f", old_text="a", new_text="b")
-    assert "2 times" in told and "replace_all" in told, told
+    _, text = await session.fault("edit_file", path="f", old_text="a", new_text="b")
+    assert "2 times" in text and "replace_all" in text, text
     assert await session.text("read_file", path="f") == "a\na\n"
 
 
@@ -85,7 +85,7 @@ async def removal(session):
         assert result.structured_content["code"] == "FILE_NOT_FOUND", result
     else:
         assert os.environ["LINE"] != os.environ["ATOLL_URL"], result
-    # Again and again, so that breaks come where they may: what was there is removed, and never said to be gone.
+    # Again and again, so that breaks come where they may: what was there is removed, and never reported as missing.
     for number in range(20):
         await session.text("write_file", path="gone", content=str(number))
         await session.text("remove_file", path="gone")
@@ -102,19 +102,19 @@ async def main():
         await inputs(session)
         await places(session)
     async with host(ATOLL_API_KEY="atl_" + "0" * 64) as session:
-        code, told = await session.fault("run_command", command="true")
-        assert code == "INVALID_API_KEY" and "ATOLL_API_KEY" in told, told
+        code, text = await session.fault("run_command", command="true")
+        assert code == "INVALID_API_KEY" and "ATOLL_API_KEY" in text, text
     # A key that may only look.
     key = ask("POST", "/keys", {"name": "reader", "scope": "sandbox:read"})["key"]
     async with host(ATOLL_API_KEY=key) as session:
         assert await session.text("list_sandboxes") == "there are none"
-        code, told = await session.fault("run_command", command="true")
-        assert code == "PERMISSION_DENIED" and "sandbox:*" in told, told
+        code, text = await session.fault("run_command", command="true")
+        assert code == "PERMISSION_DENIED" and "sandbox:*" in text, text
     async with host(ATOLL_API_KEY=None) as session:
         assert (await session.fault("list_sandboxes"))[0] == "MISSING_API_KEY"
     async with host(ATOLL_URL="http://127.0.0.1:1") as session:
-        code, told = await session.fault("run_command", command="true")
-        assert code == "SERVER_UNREACHABLE" and "atoll serve" in told, told
+        code, text = await session.fault("run_command", command="true")
+        assert code == "SERVER_UNREACHABLE" and "atoll serve" in text, text
         # It is a session all the same.
         assert (await session.client.list_tools()).tools
 

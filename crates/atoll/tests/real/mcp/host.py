@@ -1,4 +1,4 @@
-"""An agent host: a session of `atoll mcp`, and what is asked of it."""
+"""An agent host: a session of `atoll mcp`, and the calls to it."""
 
 import asyncio
 import json
@@ -58,8 +58,8 @@ async def host(*flags, mode="auto", **changed):
     env = {name: os.environ[name] for name in VARIABLES} | {"ATOLL_URL": os.environ["LINE"]} | changed
     env = {name: value for name, value in env.items() if value is not None}
     before = children()
-    asked = StdioServerParameters(command=BINARY, args=["mcp", *flags], env=env)
-    async with Client(asked, mode=mode) as client:
+    parameters = StdioServerParameters(command=BINARY, args=["mcp", *flags], env=env)
+    async with Client(parameters, mode=mode) as client:
         [pid] = children() - before
         yield Session(client, pid)
 

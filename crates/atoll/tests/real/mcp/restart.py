@@ -23,8 +23,8 @@ async def main():
         running, begun = session.begin("run_command", command=line)
         await begun.wait()
         await asyncio.to_thread(restart)
-        told = only_text(await running)
-        assert told == "\n".join(str(i) for i in range(1, 41)), told
+        output = only_text(await running)
+        assert output == "\n".join(str(i) for i in range(1, 41)), output
         # Between reading and writing of files, too.
         writes = [session.text("write_file", path=f"f{n}", content=str(n)) for n in range(20)]
         writes = asyncio.gather(*writes)

@@ -18,21 +18,21 @@ async def given():
         assert all("sandbox" not in tool.input_schema["properties"] for tool in tools.values())
         assert "web" in session.client.instructions
         assert await session.text("run_command", command="echo $ATOLL_SANDBOX_ID") == web
-        code, told = await session.fault("run_command", command="true", sandbox="other")
-        assert code == "INVALID_REQUEST" and "unknown field `sandbox`" in told, told
+        code, text = await session.fault("run_command", command="true", sandbox="other")
+        assert code == "INVALID_REQUEST" and "unknown field `sandbox`" in text, text
         ask("POST", f"/sandboxes/{web}/stop")
-        code, told = await session.fault("list_files")
-        assert code == "SANDBOX_STOPPED" and f"atoll start {web}" in told, told
+        code, text = await session.fault("list_files")
+        assert code == "SANDBOX_STOPPED" and f"atoll start {web}" in text, text
         ask("DELETE", f"/sandboxes/{web}")
-        code, told = await session.fault("list_files")
-        assert code == "SANDBOX_NOT_FOUND" and "--sandbox" in told, told
+        code, text = await session.fault("list_files")
+        assert code == "SANDBOX_NOT_FOUND" and "--sandbox" in text, text
         # A later sandbox of this name is used too.
         web = ask("POST", "/sandboxes", {"alias": "web"})["sandboxID"]
         assert await session.text("run_command", command="echo $ATOLL_SANDBOX_ID") == web
     # It was there before.
     assert ids() == {web}
     ask("DELETE", f"/sandboxes/{web}")
-    async with host("--sandbox", "nobody") as session:
+    async with host("--sandbox", "missing") as session:
         assert (await session.fault("list_files"))[0] == "SANDBOX_NOT_FOUND"
 
 
@@ -43,16 +43,16 @@ async def lifetimes():
         call, begun = session.begin("run_command", command="echo first; sleep 1000")
         await begun.wait()
         ask("POST", f"/sandboxes/{web}/timeout", {"timeout": 1})
-        told = only_text(await call)
+        text = only_text(await call)
         ended = "the lifetime of sandbox web ended: it was deleted with its files"
-        assert told == f"first\n[killed: {ended}]", told
-        code, told = await session.fault("list_files")
-        assert code == "SANDBOX_NOT_FOUND" and ended in told, told
+        assert text == f"first\n[killed: {ended}]", text
+        code, text = await session.fault("list_files")
+        assert code == "SANDBOX_NOT_FOUND" and ended in text, text
     web = ask("POST", "/sandboxes", {"alias": "web", "timeout": 1, "onTimeout": "stop"})["sandboxID"]
     wait_for("the end of its lifetime", lambda: ask("GET", f"/sandboxes/{web}")["state"] == "stopped")
     async with host("--sandbox", "web") as session:
-        code, told = await session.fault("list_files")
-        assert code == "SANDBOX_STOPPED" and "the lifetime of sandbox web ended" in told, told
+        code, text = await session.fault("list_files")
+        assert code == "SANDBOX_STOPPED" and "the lifetime of sandbox web ended" in text, text
     ask("DELETE", f"/sandboxes/{web}")
 
 
@@ -83,8 +83,8 @@ async def ended():
         wait_for("the end of its sandbox", lambda: not ids())
 
 
-def said():
-    """Faults of whoever configures it."""
+def configuration():
+    """Configuration errors, and a host that sends invalid messages."""
     for flags, part in [
         (["--sandbox", "web", "--keep"], b"cannot be used with"),
         (["--url", "nonsense"], b"nonsense"),
@@ -118,4 +118,4 @@ asyncio.run(given())
 asyncio.run(lifetimes())
 asyncio.run(made())
 asyncio.run(ended())
-said()
+configuration()

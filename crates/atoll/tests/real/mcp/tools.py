@@ -27,8 +27,8 @@ async def described(session):
     assert "no network" in client.instructions
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
     hints = {name: tool.annotations for name, tool in tools.items()}
-    told = {name: (hint.read_only_hint, hint.destructive_hint, hint.idempotent_hint) for name, hint in hints.items()}
-    assert told == TOOLS, told
+    flags = {name: (hint.read_only_hint, hint.destructive_hint, hint.idempotent_hint) for name, hint in hints.items()}
+    assert flags == TOOLS, flags
     for name, tool in tools.items():
         assert tool.title and tool.description, name
         fields = tool.input_schema["properties"]
@@ -41,13 +41,13 @@ async def described(session):
 
 
 async def commands(session):
-    told = await session.text("run_command", command="echo out; echo err >&2; exit 3")
-    assert told == "out\n[stderr]\nerr\n[exit code 3]", told
+    output = await session.text("run_command", command="echo out; echo err >&2; exit 3")
+    assert output == "out\n[stderr]\nerr\n[exit code 3]", output
     assert await session.text("run_command", command="true") == "[no output]"
-    told = await session.text("run_command", command="printf", args=["%s|", "a b", "$HOME"])
-    assert told == "a b|$HOME|", told
-    told = await session.text("run_command", command="pwd; echo $A", cwd="/tmp", env={"A": "b c"})
-    assert told == "/tmp\nb c", told
+    output = await session.text("run_command", command="printf", args=["%s|", "a b", "$HOME"])
+    assert output == "a b|$HOME|", output
+    output = await session.text("run_command", command="pwd; echo $A", cwd="/tmp", env={"A": "b c"})
+    assert output == "/tmp\nb c", output
     # Null values count as omitted.
     assert await session.text("run_command", command="echo x", cwd=None, env=None, timeout=None, sandbox=None) == "x"
     # Background commands keep running.
@@ -84,8 +84,8 @@ async def files(session):
     assert shown.content[1].type == "image" and shown.content[1].data == PNG, shown
     assert shown.content[1].mime_type == "image/png"
 
-    told = await session.text("edit_file", path="work/a.txt", old_text="two\nthree", new_text="2\n3")
-    assert "line 2" in told, told
+    output = await session.text("edit_file", path="work/a.txt", old_text="two\nthree", new_text="2\n3")
+    assert "line 2" in output, output
     assert await session.text("read_file", path="work/a.txt") == "one\n2\n3\nzwölf\n"
     await session.text("write_file", path="many", content="a b a\na\n")
     edited = await session.text("edit_file", path="many", old_text="a", new_text="cc", replace_all=True)
@@ -110,7 +110,7 @@ async def files(session):
     )
     listed = await session.text("list_files", path="m")
     assert len(listed.splitlines()) == 501 and "[there is more" in listed, listed
-    # Names can be long, and what is told is not.
+    # A list of long names is bounded too.
     await session.text(
         "run_command", command="cd m && seq 200 | sed 's/$/'$(printf 'n%.0s' $(seq 200))'/' | xargs touch"
     )
@@ -146,13 +146,13 @@ async def sandboxes(session):
     # A stopped sandbox is started again, and the agent is notified.
     await session.text("write_file", path="kept", content="here")
     ask("POST", f"/sandboxes/{another}/stop")
-    code, told = await session.fault("read_file", path="kept")
-    assert code == "SANDBOX_STOPPED" and "started again" in told, told
+    code, text = await session.fault("read_file", path="kept")
+    assert code == "SANDBOX_STOPPED" and "started again" in text, text
     assert await session.text("read_file", path="kept") == "here"
     # A sandbox that another client deleted is reported, once.
     ask("DELETE", f"/sandboxes/{another}")
-    code, told = await session.fault("list_files")
-    assert code == "SANDBOX_NOT_FOUND" and "with its files" in told and "next call" in told, told
+    code, text = await session.fault("list_files")
+    assert code == "SANDBOX_NOT_FOUND" and "with its files" in text and "next call" in text, text
     assert await session.text("list_files")
 
 

@@ -245,9 +245,9 @@ fn atoll(data: &Path, words: &[&str]) -> String {
     let mut command = Command::new(binary());
     command.args(words).env("ATOLL_DATA_DIR", data);
     let output = atoll_testkit::run(command.stdin(Stdio::null()));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{words:?} {output:?}");
-    said
+    text
 }
 
 #[test]
@@ -274,8 +274,8 @@ fn doctor_finds_and_gc_removes_rules_of_a_killed_server() {
         wait_for("the keeper to end", DEADLINE, || keeper(&tag).is_none());
         let (found, is_fine) = stale();
         assert!(found.unwrap().contains(&tag) && !is_fine);
-        let said = atoll(&elsewhere.data(), &["gc"]);
-        assert!(said.contains(", 1 stale network"), "{said}");
+        let text = atoll(&elsewhere.data(), &["gc"]);
+        assert!(text.contains(", 1 stale network"), "{text}");
         assert!(traces().is_empty());
         assert_eq!(sh("nft list tables"), "");
         assert_eq!(stale().0, None);

@@ -17,7 +17,7 @@ use atoll_jail::netns;
 use atoll_testkit::run;
 use atoll_worker::network::{self, Resolvers};
 
-/// The host's address that everybody sees.
+/// The public address of the host.
 pub const HOST: &str = "203.0.113.2";
 /// Addresses of the internet that a sandbox may reach.
 pub const PUBLIC: [&str; 2] = ["1.1.1.1", "9.9.9.9"];
@@ -157,8 +157,8 @@ pub fn reach(address: &str) -> io::Result<()> {
 #[track_caller]
 pub fn sh(line: &str) -> String {
     let output = run(Command::new("sh").args(["-c", line]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -23,8 +23,8 @@ const BUNDLES: [&str; 3] = [
 /// Output of a command on this machine, which must succeed.
 fn host(line: &str) -> String {
     let output = run(Command::new("sh").args(["-c", line]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {errors}");
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
@@ -115,13 +115,13 @@ fn npm_installs_a_package() {
     let registry = host("npm config get registry 2>/dev/null");
     let archive = host("npm view lodash dist.tarball 2>/dev/null");
     let variable = format!("npm_config_registry={registry}");
-    let said = sandbox(
+    let text = sandbox(
         &[registry, archive],
         &[variable],
         "npm install lodash && node -e 'console.log(require(\"lodash\").add(40, 2))'",
     );
-    assert!(said.contains("added 1 package"), "{said}");
-    assert!(said.ends_with("42\n"), "{said}");
+    assert!(text.contains("added 1 package"), "{text}");
+    assert!(text.ends_with("42\n"), "{text}");
 }
 
 #[test]
@@ -140,13 +140,13 @@ fn pip_installs_a_package() {
          print(urllib.parse.urljoin(at, re.search(\"href=.([^\\\"#]+)\", page)[1]))' {index}"
     ));
     let variable = format!("PIP_INDEX_URL={index}");
-    let said = sandbox(
+    let text = sandbox(
         &[index, archive],
         &[variable],
         "python3 -m pip install --quiet --no-deps --target packages six >&2; \
          PYTHONPATH=packages python3 -c 'import six; print(six.__file__)'",
     );
-    assert!(said.ends_with("packages/six.py\n"), "{said}");
+    assert!(text.ends_with("packages/six.py\n"), "{text}");
 }
 
 #[test]
@@ -162,11 +162,11 @@ fn apt_installs_a_package_as_root_and_through_sudo() {
     let urls: BTreeSet<String> = all.lines().filter_map(of).collect();
     assert!(!urls.is_empty(), "{all}");
     let urls: Vec<String> = urls.into_iter().collect();
-    let said = sandbox(
+    let text = sandbox(
         &urls,
         &[],
         "sudo apt-get -q update >&2; sudo apt-get -qy install --no-install-recommends hello >&2; hello; \
          sudo apt-get -qy remove hello >&2; ! hello 2>/dev/null",
     );
-    assert_eq!(said, "Hello, world!\n");
+    assert_eq!(text, "Hello, world!\n");
 }

@@ -4,7 +4,7 @@
 //! The server kills itself a moment after it began the chosen step, so that the kill hits that step. Other
 //! operations run at the same time.
 
-mod told;
+mod operations;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt;
@@ -18,7 +18,7 @@ use atoll_worker::{Config, LocalRuntime};
 
 use super::{Place, Random, children, keeper, prepared, serve as start, word};
 use crate::harness::{DEADLINE, templates};
-use told::Book;
+use operations::Book;
 
 const KILLS: u64 = 200;
 /// Operations that are interrupted, with equal frequency, and the minimum number of interruptions of each.
@@ -73,10 +73,10 @@ pub(super) async fn serve(data: &Path) {
     fate.begins("open");
     let runtime = LocalRuntime::open(prepared(data)).await.unwrap();
     // Everything the last server confirmed must hold; from here on the log records what this process confirms.
-    let told = book.read();
-    told.check(&runtime);
+    let log = book.read();
+    log.check(&runtime);
     let all = runtime.list();
-    for id in told.ids() {
+    for id in log.ids() {
         if !all.iter().any(|info| info.id.as_str() == id) {
             book.tell(&format!("deleted {id}"));
         }
@@ -216,10 +216,14 @@ fn nothing_else(place: &Place, runtime: &LocalRuntime) {
         .filter_map(|info| runtime.host_pid(&info.id).ok())
         .collect();
     let keeper = keeper(runtime.tag()).unwrap();
-    wait_for("those that nobody knows to be gone", DEADLINE, || {
-        let all = children(keeper);
-        all.is_superset(&live) && all.len() == live.len() + warm.len()
-    });
+    wait_for(
+        "processes of unknown sandboxes to be gone",
+        DEADLINE,
+        || {
+            let all = children(keeper);
+            all.is_superset(&live) && all.len() == live.len() + warm.len()
+        },
+    );
     let cgroups = &runtime.facts().cgroups;
     for root in cgroups.v1.values().chain(&cgroups.v2) {
         let groups = names(&root.join(format!("atoll-{}", runtime.tag())));
@@ -245,7 +249,7 @@ fn not_mounted(place: &Place) {
 async fn acknowledged_changes_survive_two_hundred_kills() {
     tokio::task::spawn_blocking(templates).await.unwrap();
     let place = Place::new();
-    let file = place.file("told");
+    let file = place.file("operations");
     let book = Book::new(&file);
     let mut cut: BTreeMap<String, usize> = BTreeMap::new();
     let rare = |cut: &BTreeMap<String, usize>| {
@@ -281,8 +285,8 @@ async fn acknowledged_changes_survive_two_hundred_kills() {
             *cut.entry(what).or_default() += 1;
         }
     }
-    let told = book.read();
-    assert!(told.warm >= LEAST, "{} claims", told.warm);
+    let log = book.read();
+    assert!(log.warm >= LEAST, "{} claims", log.warm);
     // No warm sandboxes are created any more.
     let alone = Config {
         warm_count: 0,
@@ -290,7 +294,7 @@ async fn acknowledged_changes_survive_two_hundred_kills() {
         ..prepared(&place.data())
     };
     let runtime = LocalRuntime::open(alone).await.unwrap();
-    told.check(&runtime);
+    log.check(&runtime);
     nothing_else(&place, &runtime);
     for info in runtime.list() {
         runtime.delete(&info.id).await.unwrap();

@@ -41,10 +41,10 @@ fn atoll(place: &Place, words: &[&str]) -> (bool, String) {
     let mut command = Command::new(binary());
     let command = command.args(words).env("ATOLL_DATA_DIR", place.data());
     let done = command.output().unwrap();
-    let said = [done.stdout, done.stderr].concat();
+    let output = [done.stdout, done.stderr].concat();
     (
         done.status.success(),
-        String::from_utf8_lossy(&said).into_owned(),
+        String::from_utf8_lossy(&output).into_owned(),
     )
 }
 
@@ -66,8 +66,8 @@ async fn a_layer_that_was_replaced_outlives_a_kill_and_gc() {
     wait_for("the sandbox", DEADLINE, || file.exists());
     rebuild(&place, "new");
     kill(&mut server);
-    let (done, said) = atoll(&place, &["gc"]);
-    assert!(done && said.contains("0 old templates"), "{said}");
+    let (done, output) = atoll(&place, &["gc"]);
+    assert!(done && output.contains("0 old templates"), "{output}");
     assert_eq!(layers(&place), 2);
     // Also for a second server, and while that one is there.
     for _ in 0..2 {
@@ -78,8 +78,11 @@ async fn a_layer_that_was_replaced_outlives_a_kill_and_gc() {
         runtime.close().await.unwrap();
         assert!(atoll(&place, &["gc"]).1.contains("0 old templates"));
     }
-    let (_, said) = atoll(&place, &["template", "ls"]);
-    assert!(said.contains("an older one stays for 1 sandbox"), "{said}");
+    let (_, output) = atoll(&place, &["template", "ls"]);
+    assert!(
+        output.contains("an older one stays for 1 sandbox"),
+        "{output}"
+    );
     let runtime = place.open().await;
     let new = runtime.create(spec()).await.unwrap().id;
     assert_eq!(which(&runtime, &new).await, "new");
@@ -117,18 +120,18 @@ async fn a_stopped_sandbox_starts_on_the_layer_it_was_made_from() {
     runtime.stop(&id).await.unwrap();
     // Nor does a server run it: only its record exists.
     runtime.close().await.unwrap();
-    let (removed, said) = atoll(&place, &["template", "rm", TEMPLATE]);
-    assert!(!removed && said.contains(id.as_str()), "{said}");
+    let (removed, output) = atoll(&place, &["template", "rm", TEMPLATE]);
+    assert!(!removed && output.contains(id.as_str()), "{output}");
     rebuild(&place, "new");
     rebuild(&place, "newer");
     assert!(atoll(&place, &["gc"]).1.contains("0 old templates"));
-    assert_eq!(layers(&place), 2, "the one between is nobody's");
+    assert_eq!(layers(&place), 2, "no sandbox uses the layer between");
     let runtime = place.open().await;
     runtime.start(&id).await.unwrap();
     assert_eq!(which(&runtime, &id).await, "old");
     runtime.delete(&id).await.unwrap();
-    let (removed, said) = atoll(&place, &["template", "rm", TEMPLATE]);
-    assert!(removed, "{said}");
+    let (removed, output) = atoll(&place, &["template", "rm", TEMPLATE]);
+    assert!(removed, "{output}");
     let error = runtime.create(spec()).await.unwrap_err();
     assert_eq!(error.code, Code::UnknownTemplate);
     assert_eq!(store(&place).sweep().unwrap(), 1);
@@ -157,8 +160,8 @@ async fn templates_and_sandboxes_without_layer_ids_still_work() {
         let record = place.data().join("sandboxes").join(id.as_str());
         without(&record.join("record.json"), "layer");
     }
-    let (removed, said) = atoll(&place, &["template", "rm", TEMPLATE]);
-    assert!(!removed, "{said}");
+    let (removed, output) = atoll(&place, &["template", "rm", TEMPLATE]);
+    assert!(!removed, "{output}");
     let runtime = place.open().await;
     assert_eq!(which(&runtime, &runs).await, "old");
     runtime.start(&stopped).await.unwrap();

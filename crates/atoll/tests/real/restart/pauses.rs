@@ -160,7 +160,7 @@ async fn a_thousand_pauses_corrupt_no_output() {
     Files::of(&runtime, &id).move_on();
     runtime.close().await.unwrap();
 
-    let file = place.file("told");
+    let file = place.file("progress");
     std::fs::write(&file, "").unwrap();
     let mut round = 0_u32;
     while count_bytes(&file, b'.') < PAUSES {
@@ -197,16 +197,16 @@ async fn a_thousand_pauses_corrupt_no_output() {
     assert!(stop.unwrap().wait().await.success());
     let control = runtime.find_exec(&id, &writer).unwrap();
     let status = control.wait().await;
-    let mut said = Vec::new();
+    let mut text = Vec::new();
     let mut output = control.output(0);
     while let Some(chunk) = output.next().await.unwrap() {
         if let atoll_model::OutputChunk::Data { bytes, .. } = chunk {
-            said.extend(bytes);
+            text.extend(bytes);
         }
     }
-    let said = String::from_utf8(said).unwrap();
-    assert!(status.success(), "{status:?} {said}");
-    let steps: u64 = said.trim().strip_prefix("steps ").unwrap().parse().unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(status.success(), "{status:?} {text}");
+    let steps: u64 = text.trim().strip_prefix("steps ").unwrap().parse().unwrap();
     assert!(steps > PAUSES as u64, "{steps} writes");
     let (there, end) = expected(steps);
     assert!(read(&runtime, &id, "there").await == there);

@@ -100,7 +100,7 @@ struct Made {
     /// A running, a paused and a stopped sandbox.
     ids: [SandboxId; 3],
     /// Commands of the first sandbox: one that printed output, one that runs.
-    said: ExecId,
+    short: ExecId,
     long: ExecId,
 }
 
@@ -127,8 +127,8 @@ pub(super) async fn serve(data: &Path) {
         ids.push(id);
     }
     let run = async |words: &[&str]| runtime.exec(&ids[0], probe_spec(words)).await.unwrap();
-    let said = run(&["echo", "before"]).await.handle;
-    assert!(said.wait().await.success());
+    let short = run(&["echo", "before"]).await.handle;
+    assert!(short.wait().await.success());
     let long = run(&["sleep", "600"]).await.handle;
     runtime.pause(&ids[1]).await.unwrap();
     runtime.stop(&ids[2]).await.unwrap();
@@ -136,7 +136,7 @@ pub(super) async fn serve(data: &Path) {
     let made = Made {
         tag: runtime.tag().to_owned(),
         ids: ids.clone().try_into().unwrap(),
-        said: said.id().clone(),
+        short: short.id().clone(),
         long: long.id().clone(),
     };
     while runtime.pool_sizes().0 == 0 {
@@ -171,12 +171,12 @@ async fn a_restart_with(storage: &str) {
     }
     // Recorded results are available; the end of the other command is unknown.
     let find = |exec| runtime.find_exec(&made.ids[0], exec).unwrap();
-    let said = find(&made.said)
+    let result = find(&made.short)
         .into_streams()
         .finish(b"", 100)
         .await
         .unwrap();
-    assert_eq!(said.stdout, b"before\n");
+    assert_eq!(result.stdout, b"before\n");
     assert!(find(&made.long).is_status_unknown());
     for id in &made.ids {
         let info = runtime.start(id).await.unwrap();

@@ -87,8 +87,8 @@ async fn stopped_sandbox_needs_no_keeper_and_paused_one_does() {
     echo(&runtime, &id).await;
     let read = probe_spec(&["read", "/file"]).user("root");
     let exec = runtime.exec(&id, read).await.unwrap();
-    let said = exec.finish(b"", 100).await.unwrap().stdout;
-    assert!(String::from_utf8_lossy(&said).contains("kept"));
+    let stdout = exec.finish(b"", 100).await.unwrap().stdout;
+    assert!(String::from_utf8_lossy(&stdout).contains("kept"));
     wait_for("the keeper", DEADLINE, || keeper(&tag).is_some());
     place.close(runtime).await;
 }

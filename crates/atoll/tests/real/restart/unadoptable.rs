@@ -162,15 +162,15 @@ async fn unknown_directories_are_kept_for_a_week() {
             .env("ATOLL_DATA_DIR", place.data())
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        let text = String::from_utf8_lossy(&done.stdout).into_owned();
         assert!(
-            said.contains("lost sandboxes") && said.contains("2 set aside"),
-            "{said}"
+            text.contains("lost sandboxes") && text.contains("2 set aside"),
+            "{text}"
         );
         // The next start does not report them again.
         let runtime = open().await;
         assert_eq!(runtime.list(), []);
-        assert_eq!(all().len(), 2, "nothing is removed before it is asked for");
+        assert_eq!(all().len(), 2, "an open removes nothing");
         runtime.remove_orphans(old.orphaned_at).await.unwrap();
         assert_eq!(all().len(), 1);
         assert_ne!(all()[0].id, old.id);

@@ -115,8 +115,8 @@ fn pass_on(
                 mut message,
                 descriptors,
             })) => {
-                if let FromKeeper::Hello(said) = &mut message {
-                    *said = spoken;
+                if let FromKeeper::Hello(version) = &mut message {
+                    *version = spoken;
                 }
                 let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
                 // A server that refuses does not hear all of it.

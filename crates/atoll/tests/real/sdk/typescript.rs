@@ -112,9 +112,9 @@ fn cache() -> PathBuf {
 /// Path of the installed build tools.
 fn installed() -> PathBuf {
     let place = cache().join("sdk-typescript");
-    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdks/typescript/package.json");
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdks/typescript/package.json");
     assert!(
-        std::fs::read(place.join("installed")).ok() == std::fs::read(asked).ok(),
+        std::fs::read(place.join("installed")).ok() == std::fs::read(manifest).ok(),
         "what the SDK is built with is not at {}: run `deploy/setup test`",
         place.display()
     );
@@ -224,11 +224,11 @@ async fn sdk_works_in_a_page_of_a_listed_origin() {
     let tab = browser
         .open(&format!("http://stranger.example:{port}"))
         .await;
-    let told = "error => [error.name, error.remedy.includes('--cors-origin')]";
+    let handler = "error => [error.name, error.remedy.includes('--cors-origin')]";
     let refused =
-        format!("import('/src/browser.js').then(it => it.Sandbox.create({at})).catch({told})");
-    let told = browser.run(&tab, &refused).await;
-    assert_eq!(told, serde_json::json!(["ConnectionError", true]));
+        format!("import('/src/browser.js').then(it => it.Sandbox.create({at})).catch({handler})");
+    let error = browser.run(&tab, &refused).await;
+    assert_eq!(error, serde_json::json!(["ConnectionError", true]));
     browser.close().await;
     server.close().await;
 }

@@ -173,8 +173,8 @@ async fn heavy_tree_of_a_million_entries_is_watched_within_limits() {
     for number in [0, COPIES / 2, COPIES - 1] {
         touch(&tree.copy(number).join("7/17/new"));
         let path = format!("c{number}/7/17/new");
-        for told in [&mut whole, &mut other] {
-            let seen = drained(told).await;
+        for events in [&mut whole, &mut other] {
+            let seen = drained(events).await;
             assert!(seen.contains(&format!("create {path}")), "{seen:?}");
         }
     }
@@ -189,11 +189,11 @@ async fn heavy_tree_of_a_million_entries_is_watched_within_limits() {
         std::fs::set_permissions(busy.join(format!("f{}", number % 2)), mode).unwrap();
     }
     world.runtime.resume(&id).await.unwrap();
-    let told = whole.drain().await.unwrap();
+    let events = whole.drain().await.unwrap();
     assert!(
-        told.contains(&WatchEvent::Overflow),
+        events.contains(&WatchEvent::Overflow),
         "{} events",
-        told.len()
+        events.len()
     );
     assert_eq!(watched(&world, &id), WATCHES);
     touch(&tree.copy(COPIES - 1).join("9/99/last"));

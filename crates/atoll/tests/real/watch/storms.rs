@@ -9,7 +9,7 @@ async fn growing_tree_is_reported_completely() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w").await;
-    let mut told = watch(&world, &id, "/w", WatchOptions::recursive()).await;
+    let mut events = watch(&world, &id, "/w", WatchOptions::recursive()).await;
     let grow = "
 import os
 for a in range(100):
@@ -18,7 +18,7 @@ for a in range(100):
             os.makedirs(f'/w/{a}/{b}/{c}')
     open(f'/w/{a}/9/9/leaf', 'w').write('x')
 ";
-    let mirror = follow(&world, &id, grow, &mut told).await;
+    let mirror = follow(&world, &id, grow, &mut events).await;
     assert!(!mirror.overflow);
     let real = real(&world, &id, "/w").await;
     assert_eq!(real.len(), 100 * 111 + 100);
@@ -30,18 +30,18 @@ for a in range(100):
         "for a in range(100): open(f'/w/{a}/5/5/new', 'w')",
     )
     .await;
-    let seen = drained(&mut told).await;
+    let seen = drained(&mut events).await;
     assert_eq!(seen.len(), 100, "{seen:?}");
     // A tree that was there before is watched as well.
-    drop(told);
-    let mut told = watch(&world, &id, "/w", WatchOptions::recursive()).await;
+    drop(events);
+    let mut events = watch(&world, &id, "/w", WatchOptions::recursive()).await;
     python(
         &world,
         &id,
         "for a in range(100): open(f'/w/{a}/6/6/new', 'w')",
     )
     .await;
-    assert_eq!(drained(&mut told).await.len(), 100);
+    assert_eq!(drained(&mut events).await.len(), 100);
     world.close().await;
 }
 
@@ -79,9 +79,9 @@ async fn rename_storms_are_reported_or_overflow() {
             "import os, shutil; shutil.rmtree('/w', True); os.mkdir('/w')",
         )
         .await;
-        let mut told = watch(&world, &id, "/w", WatchOptions::recursive()).await;
+        let mut events = watch(&world, &id, "/w", WatchOptions::recursive()).await;
         let storm = STORM.replace("SEED", &seed.to_string());
-        let mirror = follow(&world, &id, &storm, &mut told).await;
+        let mirror = follow(&world, &id, &storm, &mut events).await;
         let real_now = real(&world, &id, "/w").await;
         if !mirror.overflow {
             assert_eq!(mirror.differs(&real_now), [""; 0], "seed {seed}");
@@ -96,7 +96,7 @@ import os
 for at, _, _ in os.walk('/w'): open(at + '/after', 'w')
 ";
         python(&world, &id, touch).await;
-        mirror.apply(told.drain().await.unwrap());
+        mirror.apply(events.drain().await.unwrap());
         assert!(!mirror.overflow);
         let real_now = real(&world, &id, "/w").await;
         assert_eq!(mirror.differs(&real_now), [""; 0], "seed {seed}");
@@ -109,7 +109,7 @@ async fn fast_file_and_slow_directory_moves_are_complete() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w").await;
-    let mut told = watch(&world, &id, "/w", WatchOptions::recursive()).await;
+    let mut events = watch(&world, &id, "/w", WatchOptions::recursive()).await;
     let files = "
 import os, random, time
 r = random.Random(7)
@@ -121,7 +121,7 @@ for n in range(4000):
         else: open(at, 'w').close()
     except OSError: pass
 ";
-    let mut mirror = follow(&world, &id, files, &mut told).await;
+    let mut mirror = follow(&world, &id, files, &mut events).await;
     assert!(!mirror.overflow);
     assert_eq!(mirror.differs(&real(&world, &id, "/w").await), [""; 0]);
     // A drain after each step: the watch is never behind.
@@ -134,16 +134,16 @@ open('/w/b/moved/deep/{n}', 'w').close()
 "
         );
         python(&world, &id, &directories).await;
-        mirror.apply(told.drain().await.unwrap());
+        mirror.apply(events.drain().await.unwrap());
         let back = format!(
             "import os; os.rename('/w/b/moved', '/w/a'); os.rename('/w/c', '/w/d/m{n}'); os.mkdir('/w/c')"
         );
         python(&world, &id, &back).await;
-        mirror.apply(told.drain().await.unwrap());
+        mirror.apply(events.drain().await.unwrap());
     }
     assert!(!mirror.overflow);
     assert_eq!(mirror.differs(&real(&world, &id, "/w").await), [""; 0]);
-    drop(told);
+    drop(events);
     world.close().await;
 }
 
@@ -152,7 +152,7 @@ async fn full_event_queue_overflows_and_the_watch_continues() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w").await;
-    let mut told = watch(&world, &id, "/w", WatchOptions::recursive()).await;
+    let mut events = watch(&world, &id, "/w", WatchOptions::recursive()).await;
     // No client reads meanwhile.
     let much = "
 import os
@@ -160,10 +160,10 @@ for n in range(60000): os.close(os.open(f'/w/{n}', os.O_CREAT)); os.rename(f'/w/
 os.mkdir('/w/unseen')
 ";
     python(&world, &id, much).await;
-    let seen = told.drain().await.unwrap();
+    let seen = events.drain().await.unwrap();
     assert!(seen.contains(&WatchEvent::Overflow), "{}", seen.len());
     python(&world, &id, "open('/w/unseen/after', 'w')").await;
-    assert_eq!(drained(&mut told).await, ["create unseen/after"]);
+    assert_eq!(drained(&mut events).await, ["create unseen/after"]);
     world.close().await;
 }
 
@@ -181,15 +181,15 @@ async fn too_many_directories_are_reported_once() {
         recursive: true,
         directories: 20,
     };
-    let mut told = watch(&world, &id, "/w", options).await;
-    assert_eq!(drained(&mut told).await, ["limit"]);
+    let mut events = watch(&world, &id, "/w", options).await;
+    assert_eq!(drained(&mut events).await, ["limit"]);
     python(
         &world,
         &id,
         "import os\nos.mkdir('/w/more')\nfor n in range(50): open(f'/w/{n}/x', 'w')",
     )
     .await;
-    let seen = drained(&mut told).await;
+    let seen = drained(&mut events).await;
     assert_eq!(seen[0], "create more/");
     assert_eq!(seen.len(), 1 + 19, "{seen:?}");
     world.close().await;
@@ -201,16 +201,16 @@ async fn exchanged_directories_are_not_reported_as_lost() {
     let id = world.sandbox(Kind::Base).await;
     mkdir(&world, &id, "/w/a/in-a").await;
     mkdir(&world, &id, "/w/b/in-b").await;
-    let mut told = watch(&world, &id, "/w", WatchOptions::recursive()).await;
+    let mut events = watch(&world, &id, "/w", WatchOptions::recursive()).await;
     let swap = "
 import ctypes
 assert ctypes.CDLL(None).renameat2(-100, b'/w/a', -100, b'/w/b', 2) == 0
 open('/w/a/in-b/x', 'w'); open('/w/b/in-a/y', 'w')
 ";
     python(&world, &id, swap).await;
-    let seen: Vec<String> = told.drain().await.unwrap().iter().map(line).collect();
+    let seen: Vec<String> = events.drain().await.unwrap().iter().map(line).collect();
     assert!(seen.contains(&"overflow".into()), "{seen:?}");
     python(&world, &id, "open('/w/a/in-b/z', 'w')").await;
-    assert_eq!(drained(&mut told).await, ["create a/in-b/z"]);
+    assert_eq!(drained(&mut events).await, ["create a/in-b/z"]);
     world.close().await;
 }

@@ -78,10 +78,10 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
     for (kind, path, end) in kinds {
         for user in USERS {
             let finished = hog(&world, &id, user, kind, path).await;
-            let told = last(&finished, kind);
+            let last_attempt = last(&finished, kind);
             let seen = (
                 finished.status.oom_killed,
-                told.as_ref().map(|it| it.result.as_str()),
+                last_attempt.as_ref().map(|it| it.result.as_str()),
             );
             match end {
                 End::Killed => {
@@ -145,9 +145,9 @@ async fn hogs_get_all_memory_without_the_limit() {
     for (kind, path, _) in KINDS.iter().filter(|(_, _, end)| *end == End::Killed) {
         for user in USERS {
             let finished = hog(&world, &id, user, kind, path).await;
-            let told = last(&finished, kind);
+            let last_attempt = last(&finished, kind);
             assert!(
-                told.as_ref().is_some_and(Attempt::worked),
+                last_attempt.as_ref().is_some_and(Attempt::worked),
                 "{kind} as {user}: {finished:?}"
             );
         }

@@ -37,7 +37,7 @@ impl Swapper {
         let mut exec = world.runtime.exec(id, exec).await.expect("it starts");
         let control = world.runtime.find_exec(id, exec.handle.id());
         let swaps = Arc::<AtomicU64>::default();
-        let told = Arc::clone(&swaps);
+        let counter = Arc::clone(&swaps);
         tokio::spawn(async move {
             let (mut text, mut buffer) = (String::new(), [0; 4096]);
             while let Ok(count @ 1..) = exec.stdout.read(&mut buffer).await {
@@ -46,7 +46,7 @@ impl Swapper {
                 let last = text[..whole].lines().last();
                 let last = last.and_then(|line| line.strip_prefix("swaps ok ")?.parse().ok());
                 if let Some(count) = last {
-                    told.store(count, Ordering::SeqCst);
+                    counter.store(count, Ordering::SeqCst);
                 }
                 text.drain(..whole);
             }

@@ -30,23 +30,23 @@ impl Book {
         (&*self.file).write_all(line.as_bytes()).unwrap();
     }
 
-    /// Tells how a sandbox is now.
+    /// Logs the state of a sandbox.
     pub(super) fn is(&self, runtime: &LocalRuntime, id: &SandboxId) {
         let state = runtime.get(id).unwrap().state.name();
         let pid = runtime.host_pid(id).unwrap_or(0);
         self.tell(&format!("is {id} {state} {pid}"));
     }
 
-    pub(super) fn read(&self) -> Told {
+    pub(super) fn read(&self) -> Log {
         let text = std::fs::read_to_string(&self.path).unwrap();
-        let mut told = Told::default();
+        let mut log = Log::default();
         // A line without an end was cut off.
         for line in text.split_inclusive('\n') {
             if let Some(line) = line.strip_suffix('\n') {
-                told.hear(line);
+                log.apply(line);
             }
         }
-        told
+        log
     }
 }
 
@@ -63,14 +63,14 @@ struct Known {
 
 /// The complete log.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Log {
     all: BTreeMap<String, Known>,
     /// Number of creates that claimed a warm sandbox.
     pub(super) warm: usize,
 }
 
-impl Told {
-    fn hear(&mut self, line: &str) {
+impl Log {
+    fn apply(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let known = self.all.entry(words[1].to_owned()).or_default();
         match words[..] {
@@ -119,7 +119,7 @@ impl Told {
         }
         for (id, known) in &self.all {
             let is = now.get(id).copied();
-            assert!(known.may_be(is), "{id} was told {known:?} and is {is:?}");
+            assert!(known.may_be(is), "{id}: logged {known:?}, found {is:?}");
             let Some((_, pid)) = is.filter(|is| known.is.is_some_and(|was| was.1 == is.1)) else {
                 continue;
             };
