@@ -184,7 +184,7 @@ async fn every_route_refuses_unauthorized_callers() {
         .unwrap();
     let foreign = server.stranger().await;
     let strangers = [
-        ("nobody", admin.with_key(None), (401, "MISSING_API_KEY")),
+        ("no key", admin.with_key(None), (401, "MISSING_API_KEY")),
         ("an expired key", expired, (401, "INVALID_API_KEY")),
         (
             "a revoked key",
@@ -294,8 +294,8 @@ async fn operators_socket_needs_no_key_and_belongs_to_root() {
     ask.args(["-s", "--unix-socket"])
         .arg(server.data().join("run/api.sock"))
         .arg("http://localhost/keys");
-    let said = atoll_testkit::run(&mut ask);
-    let keys: Value = serde_json::from_slice(&said.stdout).unwrap();
+    let output = atoll_testkit::run(&mut ask);
+    let keys: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(keys[0]["name"], "admin");
     assert!(keys[0]["key"].is_null());
     server.close().await;

@@ -91,9 +91,9 @@ async fn curl_uploads_the_output_of_tar() {
     ])
     .arg(scratch.join("d"))
     .args([&key, &url]);
-    let said = atoll_testkit::run(&mut send);
-    let told: Value = serde_json::from_slice(&said.stdout).unwrap();
-    assert_eq!(told["skipped"], 0, "{told}");
+    let output = atoll_testkit::run(&mut send);
+    let response: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(response["skipped"], 0, "{response}");
     assert_eq!(client.line(&id, "cat work/f").await, "from the host");
     let mut get = Command::new("sh");
     get.args(["-c", "curl -sSf -H \"$1\" \"$2\" | tar -xO ./f", "-"])
@@ -171,17 +171,17 @@ async fn d07_an_archive_stays_in_its_directory() {
         client
             .line(&id, "sudo -n rm -rf into 2>/dev/null || rm -rf into")
             .await;
-        let told = unpack(
+        let response = unpack(
             &client,
             &id,
             &format!("/home/user/into{who}"),
             archive(&hostile),
         )
         .await;
-        assert_eq!(told.status, 200, "{who} {told:?}");
-        let told = told.json();
-        assert_eq!(told["skipped"], 12, "{who} {told}");
-        let names = told["skippedEntries"].as_array().unwrap();
+        assert_eq!(response.status, 200, "{who} {response:?}");
+        let response = response.json();
+        assert_eq!(response["skipped"], 12, "{who} {response}");
+        let names = response["skippedEntries"].as_array().unwrap();
         assert_eq!(names[0]["name"], "/home/user/out/absolute");
         assert!(
             names
@@ -207,14 +207,14 @@ async fn d07_an_archive_stays_in_its_directory() {
         assert_eq!(found, expected, "{who}");
     }
     // A link that was there and leads out is not followed either.
-    let told = unpack(
+    let response = unpack(
         &client,
         &id,
         "/home/user",
         archive(&[("was-there/x", Regular, "")]),
     )
     .await;
-    assert_eq!(told.json()["skipped"], 1, "{told:?}");
+    assert_eq!(response.json()["skipped"], 1, "{response:?}");
     server.close().await;
 }
 
@@ -244,9 +244,9 @@ async fn broken_archives_are_refused() {
         ("a name without end", long),
         ("a gzip", [&[0x1f, 0x8b, 8, 0][..], &[0; 600]].concat()),
     ] {
-        let told = unpack(&client, &id, "broken", body).await;
+        let response = unpack(&client, &id, "broken", body).await;
         let expected = (400, "INVALID_REQUEST".to_owned(), "body".to_owned());
-        assert_eq!(told.refusal(), expected, "{what}: {told:?}");
+        assert_eq!(response.refusal(), expected, "{what}: {response:?}");
         let left = client.line(&id, "ls -A broken").await;
         assert_eq!(left, "", "{what}");
     }
@@ -284,9 +284,9 @@ async fn d02_unpacking_does_not_follow_swapped_links() {
     let body = archive(&entries);
     let mut refused = 0;
     for _ in 0..10 {
-        let told = unpack(&client, &id, "/home/user/t&authority=root", body.clone()).await;
-        assert_eq!(told.status, 200, "{told:?}");
-        refused += told.json()["skipped"].as_u64().unwrap();
+        let response = unpack(&client, &id, "/home/user/t&authority=root", body.clone()).await;
+        assert_eq!(response.status, 200, "{response:?}");
+        refused += response.json()["skipped"].as_u64().unwrap();
     }
     assert_eq!(
         client.line(&id, "ls -A out").await,

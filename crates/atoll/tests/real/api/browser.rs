@@ -140,8 +140,8 @@ async fn cross_origin_pages_are_blocked_unless_listed() {
         let page = browser.open(&format!("http://{place}:{port}/")).await;
         for (name, attempt) in ATTEMPTS {
             let attempt = format!("({}).catch(() => 'nothing')", promise(&spell(attempt)));
-            let said = browser.run(&page, &attempt).await;
-            assert_eq!(said, "nothing", "{name}, from {place}");
+            let result = browser.run(&page, &attempt).await;
+            assert_eq!(result, "nothing", "{name}, from {place}");
             assert_eq!(state(&client, &id).await, before, "{name}, from {place}");
         }
     }
@@ -151,27 +151,27 @@ async fn cross_origin_pages_are_blocked_unless_listed() {
         client.address.split(':').nth(1).unwrap()
     );
     let page = browser.open(&format!("{rebound}/sandboxes")).await;
-    let said = browser.run(&page, "document.body.innerText").await;
+    let result = browser.run(&page, "document.body.innerText").await;
     assert!(
-        said.as_str().unwrap().contains("MISDIRECTED_REQUEST"),
-        "{said}"
+        result.as_str().unwrap().contains("MISDIRECTED_REQUEST"),
+        "{result}"
     );
-    let said = browser
+    let result = browser
         .run(
             &page,
             "fetch('/sandboxes', { method: 'POST' }).then(got => got.status)",
         )
         .await;
-    assert_eq!(said, 421);
+    assert_eq!(result, 421);
     assert_eq!(state(&client, &id).await, before);
 
     // A file is kept, not shown.
-    let said = browser
+    let result = browser
         .go(&page, &format!("{url}/sandboxes/{id}/files?path=page.html"))
         .await;
     assert!(
-        said["isDownload"] == true || said["errorText"] == "net::ERR_ABORTED",
-        "{said}"
+        result["isDownload"] == true || result["errorText"] == "net::ERR_ABORTED",
+        "{result}"
     );
     assert_ne!(browser.run(&page, "document.title").await, "ran");
 

@@ -78,30 +78,30 @@ async fn every_case_gets_its_expected_response() {
             )
             .await;
         let text = String::from_utf8_lossy(&answer.body).into_owned();
-        let told = format!("{}: {} {text}", case.name, answer.status);
+        let context = format!("{}: {} {text}", case.name, answer.status);
         document.check(&case.method, &path, &answer);
-        assert_eq!(answer.status.to_string(), case.expected[0], "{told}");
-        assert!(answer.headers.contains_key("x-request-id"), "{told}");
+        assert_eq!(answer.status.to_string(), case.expected[0], "{context}");
+        assert!(answer.headers.contains_key("x-request-id"), "{context}");
         if answer.status >= 400 {
             let body = answer.json();
             assert!(
                 body["request_id"].as_str().unwrap().starts_with("req_"),
-                "{told}"
+                "{context}"
             );
-            assert!(!body["error"].as_str().unwrap().is_empty(), "{told}");
+            assert!(!body["error"].as_str().unwrap().is_empty(), "{context}");
             // Remedies are in words of HTTP: a caller may have neither the command line nor a shell.
             let remedy = body["remedy"].as_str().unwrap_or_default();
             for word in ["atoll ", "curl", "--"] {
-                assert!(!remedy.contains(word), "{told}");
+                assert!(!remedy.contains(word), "{context}");
             }
             let (_, code, field) = answer.refusal();
-            assert_eq!(Some(&code), case.expected.get(1), "{told}");
+            assert_eq!(Some(&code), case.expected.get(1), "{context}");
             if let Some(expected) = case.expected.get(2) {
-                assert_eq!(&field, expected, "{told}");
+                assert_eq!(&field, expected, "{context}");
             }
         }
         for part in &case.parts {
-            assert!(text.contains(part), "{told}\nlacks {part}");
+            assert!(text.contains(part), "{context}\nlacks {part}");
         }
     }
     server.close().await;

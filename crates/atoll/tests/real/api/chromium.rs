@@ -86,13 +86,13 @@ impl Chromium {
             let Message::Text(text) = message else {
                 continue;
             };
-            let said: Value = serde_json::from_str(&text).unwrap();
-            let about = &said["params"];
-            if said["method"] == "Page.lifecycleEvent" && about["name"] == "load" {
+            let value: Value = serde_json::from_str(&text).unwrap();
+            let about = &value["params"];
+            if value["method"] == "Page.lifecycleEvent" && about["name"] == "load" {
                 let load = about["loaderId"].as_str().unwrap();
                 self.loaded.insert(load.to_owned());
             }
-            return said;
+            return value;
         }
     }
 
@@ -107,10 +107,10 @@ impl Chromium {
         self.socket.send(message).await.unwrap();
         let answered = async {
             loop {
-                let said = self.hear().await;
-                if said["id"] == self.last {
-                    assert!(said["error"].is_null(), "{method}: {said}");
-                    return said["result"].clone();
+                let received = self.hear().await;
+                if received["id"] == self.last {
+                    assert!(received["error"].is_null(), "{method}: {received}");
+                    return received["result"].clone();
                 }
             }
         };
@@ -155,11 +155,14 @@ impl Chromium {
 
     /// The value of an expression in a page, waited for.
     pub async fn run(&mut self, tab: &Tab, expression: &str) -> Value {
-        let asked =
+        let parameters =
             json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
-        let said = self.tell(Some(tab), "Runtime.evaluate", asked).await;
-        assert!(said["exceptionDetails"].is_null(), "{expression}: {said}");
-        said["result"]["value"].clone()
+        let response = self.tell(Some(tab), "Runtime.evaluate", parameters).await;
+        assert!(
+            response["exceptionDetails"].is_null(),
+            "{expression}: {response}"
+        );
+        response["result"]["value"].clone()
     }
 
     /// Makes a page as wide as a telephone.

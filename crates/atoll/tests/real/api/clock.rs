@@ -57,8 +57,8 @@ async fn clock_change_while_the_server_is_down_expires_nothing() {
     for (by, boot) in [(HOUR, ""), (10 * YEAR, ""), (10 * YEAR, other_boot)] {
         let mut server = Server::start().await;
         let client = server.client();
-        let asked = json!({ "timeout": 600, "idleTimeout": 600, "onIdle": "destroy" });
-        let runs = client.sandbox(&asked).await;
+        let request = json!({ "timeout": 600, "idleTimeout": 600, "onIdle": "destroy" });
+        let runs = client.sandbox(&request).await;
         let stopped = client.sandbox(&json!({ "timeout": 600 })).await;
         let path = format!("/sandboxes/{stopped}/stop");
         assert_eq!(client.post(&path, &json!({})).await.status, 200);

@@ -103,16 +103,16 @@ async fn slow_clients_that_keep_sending_are_served() {
 
 /// Sends a health request on a keepalive connection.
 async fn ask(stream: &mut TcpStream) {
-    let asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    stream.write_all(asked).await.unwrap();
+    let request = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    stream.write_all(request).await.unwrap();
     assert!(response(stream).await.starts_with(b"HTTP/1.1 200"));
 }
 
 /// Sends a request with a key on a connection that is used again.
 async fn ask_with_key(stream: &mut TcpStream, client: &Client) {
     let key = client.key.as_deref().unwrap();
-    let asked = format!("GET /sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
-    stream.write_all(asked.as_bytes()).await.unwrap();
+    let request = format!("GET /sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
     assert!(response(stream).await.starts_with(b"HTTP/1.1 200"));
 }
 
@@ -189,15 +189,15 @@ async fn keep_alive_connections_outlive_the_client_timeout() {
 async fn keyless_connection_idles_only_for_the_client_timeout() {
     let server = Server::start_with(&["--client-timeout", "1s"]).await;
     let unknown = server.client().with_key(Some("atl_0"));
-    for asked in [None, Some(&unknown)] {
+    for client in [None, Some(&unknown)] {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        match asked {
+        match client {
             None => ask(&mut stream).await,
             Some(unknown) => {
                 let key = unknown.key.as_deref().unwrap();
-                let asked =
+                let request =
                     format!("GET /keys HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
-                stream.write_all(asked.as_bytes()).await.unwrap();
+                stream.write_all(request.as_bytes()).await.unwrap();
                 assert!(response(&mut stream).await.starts_with(b"HTTP/1.1 401"));
             }
         }
@@ -228,10 +228,10 @@ async fn input_stream_may_pause_but_a_unary_body_times_out() {
     let server = Server::start_with(&["--body-timeout", "1s"]).await;
     let client = server.client();
     let (id, token) = crate::e2b::sandbox(&client).await;
-    let asked =
+    let request =
         json!({ "cmd": "cat > /tmp/typed", "background": true, "openStdin": true, "tag": "typed" });
     let path = format!("/sandboxes/{id}/commands");
-    let begun = client.post(&path, &asked).await.json();
+    let begun = client.post(&path, &request).await.json();
     let head = |call: &str, more: &str| {
         format!(
             "POST /process.Process/{call} HTTP/1.1\r\nhost: localhost\r\ne2b-sandbox-id: {id}\r\nx-access-token: {token}\r\n\
@@ -365,9 +365,9 @@ async fn refused_websockets_make_room_for_clients_with_a_key() {
             // One after the other: each is refused before the next comes, and only such ones are open.
             for _ in 0..PLACES {
                 let mut stream = TcpStream::connect(server.address()).await.unwrap();
-                let asked = b"GET /events HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                let request = b"GET /events HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
                     sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-                stream.write_all(asked).await.unwrap();
+                stream.write_all(request).await.unwrap();
                 let mut begin = [0; 12];
                 stream.read_exact(&mut begin).await.unwrap();
                 assert_eq!(&begin, b"HTTP/1.1 101");
@@ -397,8 +397,8 @@ async fn clients_that_do_not_read_are_disconnected() {
         format!("{commands}/{}/output", exec.as_str().unwrap()),
     ] {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        let asked = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
-        stream.write_all(asked.as_bytes()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
         // The client reads nothing, and checks the TCP state of the server's end.
         let gone = async {
             while !dropped(&stream) {
@@ -422,12 +422,12 @@ async fn keyless_idle_connections_do_not_block_new_clients_heavy() {
     for number in 0..OPEN_FILES {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
         if number % 2 == 0 {
-            let asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
-            stream.write_all(asked).await.unwrap();
+            let request = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+            stream.write_all(request).await.unwrap();
         }
         idle.push(stream);
     }
-    let asked = async {
+    let requests = async {
         operator_answers(&server).await;
         // A key is served at once, also on a connection that is used again.
         let mut known = client.connect().await.unwrap();
@@ -445,7 +445,7 @@ async fn keyless_idle_connections_do_not_block_new_clients_heavy() {
         let answer = known.ask("GET", "/sandboxes", "").await.unwrap();
         assert_eq!(answer.status, 200, "{answer:?}");
     };
-    tokio::time::timeout(DEADLINE, asked).await.unwrap();
+    tokio::time::timeout(DEADLINE, requests).await.unwrap();
     let log = server.log();
     assert!(log.contains("max-connections is lowered"), "{log}");
     assert!(log.contains("connection limit reached"), "{log}");
@@ -472,24 +472,24 @@ async fn port_visitors_leave_descriptors_for_the_operator_heavy() {
     assert_eq!(begun.status, 202, "{begun:?}");
     let wait = "until grep -q :1F40 /proc/net/tcp; do sleep 0.01; done";
     client.line(&id, wait).await;
-    let asked = format!(
+    let request = format!(
         "GET / HTTP/1.1\r\nhost: localhost\r\ne2b-sandbox-id: {id}\r\ne2b-sandbox-port: 8000\r\n\r\n"
     );
     let mut visitors = Vec::new();
     for _ in 0..OPEN_FILES / 2 - 10 {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        stream.write_all(asked.as_bytes()).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
         visitors.push(stream);
     }
     // The last ones are refused; the server is done with them when one gets its response.
     let refused = rest_of_head(visitors.last_mut().unwrap()).await;
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
-    let asked = async {
+    let requests = async {
         operator_answers(&server).await;
         let id = client.sandbox(&json!({ "timeout": 0 })).await;
         assert_eq!(client.line(&id, "echo works").await, "works\n");
     };
-    tokio::time::timeout(DEADLINE, asked).await.unwrap();
+    tokio::time::timeout(DEADLINE, requests).await.unwrap();
     drop(visitors);
     server.close().await;
 }
@@ -521,8 +521,8 @@ async fn with_open_files(limit: usize) -> Server {
 async fn operator_answers(server: &Server) {
     let socket = server.data().join("run/api.sock");
     let mut operator = UnixStream::connect(socket).await.unwrap();
-    let asked = "GET /sandboxes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-    operator.write_all(asked.as_bytes()).await.unwrap();
+    let request = "GET /sandboxes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    operator.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     operator.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");

@@ -95,9 +95,9 @@ async fn foreign_database_stops_the_start_without_changes() {
     for (words, damage) in damages {
         damage();
         let before = files(&data);
-        let said = refused(&data);
+        let output = refused(&data);
         for words in [words, "atoll backup restore", "Nothing was changed"] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(output.contains(words), "{words}: {output}");
         }
         assert_eq!(files(&data), before, "{words}");
         let found = doctor(&data, "database");
@@ -147,14 +147,14 @@ async fn damaged_database_stops_the_start_and_spares_sandboxes() {
     for table in ["sandboxes", "keys", "events"] {
         overwrite_table(&database, table);
         let before = files(&data);
-        let said = refused(&data);
+        let output = refused(&data);
         for words in [
             "damaged",
             table,
             "atoll backup restore",
             "Nothing was changed",
         ] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(output.contains(words), "{words}: {output}");
         }
         assert_eq!(files(&data), before, "{table}");
         assert_eq!(doctor(&data, "database")["ok"], false);
@@ -187,9 +187,9 @@ async fn database_without_any_sandbox_row_is_refused() {
         let _ = fs::remove_file(&instance);
         server.sql(statements);
         let before = files(&data);
-        let said = refused(&data);
+        let output = refused(&data);
         for words in ["has no row", "--adopt-orphans", "Nothing was changed"] {
-            assert!(said.contains(words), "{words}: {said}");
+            assert!(output.contains(words), "{words}: {output}");
         }
         assert_eq!(files(&data), before);
         fs::write(&database, &good).unwrap();
@@ -253,9 +253,9 @@ async fn database_without_an_instance_id_is_adopted() {
 async fn adopt_orphans_flag_adopts_orphaned_sandboxes() {
     let mut server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 1000, "alias": "web", "memoryMB": 300 });
+    let request = json!({ "timeout": 1000, "alias": "web", "memoryMB": 300 });
     let (runs, stopped) = (
-        client.sandbox(&asked).await,
+        client.sandbox(&request).await,
         client.sandbox(&json!({})).await,
     );
     client.line(&runs, "echo kept > ~/f").await;

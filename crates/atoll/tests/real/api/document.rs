@@ -54,9 +54,9 @@ impl Document {
         let Some(operation) = item.and_then(|item| item.get(method.to_lowercase())) else {
             return;
         };
-        let told = format!("{method} {path} answers {}", answer.status);
+        let context = format!("{method} {path} answers {}", answer.status);
         let response = &operation["responses"][answer.status.to_string()];
-        assert!(response.is_object(), "{told}, which is not described");
+        assert!(response.is_object(), "{context}, which is not described");
         let response = self.deref(response);
         if answer.status < 400 || path.starts_with("/readyz") {
             return;
@@ -66,7 +66,7 @@ impl Document {
         let (_, code, _) = answer.refusal();
         assert!(
             codes.iter().any(|known| *known == *code),
-            "{told} {code}, and only {codes:?} are described"
+            "{context} {code}, and only {codes:?} are described"
         );
     }
 }
@@ -80,13 +80,13 @@ async fn openapi_document_is_as_committed_and_needs_no_key() {
         "routes have changed: renew their description with `atoll openapi > openapi/v1.json` and look at what is new"
     );
     let server = Server::start().await;
-    let nobody = server.client().with_key(None);
-    let served = nobody.get("/openapi.json").await;
+    let keyless = server.client().with_key(None);
+    let served = keyless.get("/openapi.json").await;
     assert_eq!(served.headers["content-type"], "application/json");
     assert!(served.body == committed);
     // `/sessions` has no alias below `/api`.
-    assert_eq!(nobody.get("/api/sessions").await.refusal().1, "NOT_FOUND");
-    let page = nobody.get("/docs").await;
+    assert_eq!(keyless.get("/api/sessions").await.refusal().1, "NOT_FOUND");
+    let page = keyless.get("/docs").await;
     assert_eq!(page.status, 200);
     let policy = page.headers["content-security-policy"].to_str().unwrap();
     assert!(
@@ -126,18 +126,18 @@ fn every_operation_is_documented() {
                 }
                 continue;
             }
-            let told = format!("{method} {path}");
-            assert!(operation["summary"].is_string(), "{told}");
+            let route = format!("{method} {path}");
+            assert!(operation["summary"].is_string(), "{route}");
             let name = operation["operationId"].as_str().unwrap();
-            assert!(names.insert(name.to_owned()), "{told}: {name} is taken");
+            assert!(names.insert(name.to_owned()), "{route}: {name} is taken");
             for (status, response) in operation["responses"].as_object().unwrap() {
                 let response = document.deref(response);
-                assert_ne!(response["description"], "", "{told} {status}");
+                assert_ne!(response["description"], "", "{route} {status}");
             }
             let body = &operation["requestBody"]["content"]["application/json"]["schema"];
             if body.is_object() {
                 let strict = &document.deref(body)["additionalProperties"];
-                assert_eq!(*strict, false, "{told} takes fields that nobody knows");
+                assert_eq!(*strict, false, "{route} accepts unknown fields");
             }
         }
     }

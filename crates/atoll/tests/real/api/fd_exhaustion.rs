@@ -57,8 +57,8 @@ async fn g04_descriptor_shortage_yields_success_or_an_error_heavy() {
     ] {
         for left in 0..16 {
             spare(&server, Some(left));
-            let asked = known.ask(method, &path, body.to_owned());
-            let answer = tokio::time::timeout(DEADLINE, asked).await;
+            let request = known.ask(method, &path, body.to_owned());
+            let answer = tokio::time::timeout(DEADLINE, request).await;
             // Background work after a response lacks descriptors too.
             let other = known.ask("GET", &here, "").await.unwrap();
             spare(&server, None);

@@ -33,8 +33,8 @@ async fn ask_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Byt
             _ => String::new(),
         };
         let headers = [("content-type", "application/json")];
-        let asked = client.send(method, &url, &headers, body);
-        let answer = tokio::time::timeout(Duration::from_secs(45), asked).await;
+        let request = client.send(method, &url, &headers, body);
+        let answer = tokio::time::timeout(Duration::from_secs(45), request).await;
         let answer = answer.unwrap_or_else(|_| panic!("{method} {url} has no end"));
         answers.push((format!("{method} {url}"), answer.status, answer.body));
     }
@@ -111,10 +111,10 @@ async fn d01_d03_paths_never_leave_the_sandbox() {
     ] {
         let mut answers = ask_all(&client, &id, &path).await;
         answers.extend(change_all(&client, &id, &path).await);
-        for (asked, status, body) in answers {
+        for (request, status, body) in answers {
             let text = String::from_utf8_lossy(&body).into_owned();
-            assert!(!text.contains("the host's"), "{asked}: {text}");
-            assert!(status < 500, "{asked}: {status} {text}");
+            assert!(!text.contains("the host's"), "{request}: {text}");
+            assert!(status < 500, "{request}: {status} {text}");
         }
         // Removes the files of this round for the next.
         let clear = json!({ "cmd": "rm -rf copied moved w", "cwd": "/home/user", "user": "root" });
@@ -155,15 +155,15 @@ async fn d05_devices_and_fifos_are_refused() {
         "/proc/kmsg",
         "/dev/ptmx",
     ] {
-        for (asked, status, body) in ask_all(&client, &id, path).await {
-            let told = String::from_utf8_lossy(&body).into_owned();
-            let told: String = told.chars().take(300).collect();
+        for (request, status, body) in ask_all(&client, &id, path).await {
+            let text = String::from_utf8_lossy(&body).into_owned();
+            let text: String = text.chars().take(300).collect();
             // A user may change permissions of own files, and a link is copied as a link.
             let link = ["odd/zero", "/dev/ptmx"].contains(&path);
-            let own = asked.contains("chmod") || asked.contains("copy") && link;
+            let own = request.contains("chmod") || request.contains("copy") && link;
             assert!(
                 (400..500).contains(&status) || own,
-                "{asked}: {status} {told}"
+                "{request}: {status} {text}"
             );
         }
     }

@@ -44,10 +44,10 @@ fn frame(first: u8, length: usize, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Sends bytes and reads until the connection ends. Returns the close code.
-async fn code(mut stream: TcpStream, said: &[u8]) -> u16 {
+async fn code(mut stream: TcpStream, bytes: &[u8]) -> u16 {
     let (mut reader, mut writer) = stream.split();
     // It may be refused before all of it is sent.
-    let saying = async { writer.write_all(said).await.is_ok() };
+    let saying = async { writer.write_all(bytes).await.is_ok() };
     let hearing = async {
         let mut all = Vec::new();
         let _ = reader.read_to_end(&mut all).await;
@@ -103,14 +103,14 @@ async fn invalid_websocket_frames_are_refused_by_close_code() {
     let output = format!("{commands}/tag:cat/output");
     let tunnel = format!("/sandboxes/{id}/ports/7001/tunnel");
     for path in [format!("/sandboxes/{id}/pty"), output, tunnel.clone()] {
-        for (what, expected, said) in &cases {
+        for (what, expected, bytes) in &cases {
             let stream = open(&client, &path).await;
-            let code = code(stream, said).await;
+            let code = code(stream, bytes).await;
             assert_eq!(code, *expected, "{what} to {path}");
         }
     }
     // A tunnel takes less.
-    let said = frame(LAST | BINARY, part.len() + 1, &whole[..=part.len()]);
-    assert_eq!(code(open(&client, &tunnel).await, &said).await, 1009);
+    let bytes = frame(LAST | BINARY, part.len() + 1, &whole[..=part.len()]);
+    assert_eq!(code(open(&client, &tunnel).await, &bytes).await, 1009);
     server.close().await;
 }

@@ -44,24 +44,24 @@ async fn fuzzed_requests_match_the_openapi_document() {
     let file = server.data().join("fuzz.toml");
     std::fs::write(&file, settings).unwrap();
 
-    let mut asked = Command::new(schemathesis());
+    let mut command = Command::new(schemathesis());
     // Its cache is removed with the server's directory.
-    asked.current_dir(server.data());
-    asked.arg("--config-file").arg(&file);
+    command.current_dir(server.data());
+    command.arg("--config-file").arg(&file);
     let seed = std::env::var("ATOLL_FUZZ_SEED").unwrap_or_else(|_| "4".to_owned());
-    asked.args(["run", "--no-color", "--seed", &seed]);
-    asked.arg(format!("http://{}/openapi.json", admin.address));
-    asked.arg("--header");
-    asked.arg(format!("X-API-Key: {}", admin.key.as_ref().unwrap()));
-    let said = tokio::task::spawn_blocking(move || asked.output())
+    command.args(["run", "--no-color", "--seed", &seed]);
+    command.arg(format!("http://{}/openapi.json", admin.address));
+    command.arg("--header");
+    command.arg(format!("X-API-Key: {}", admin.key.as_ref().unwrap()));
+    let run = tokio::task::spawn_blocking(move || command.output())
         .await
         .unwrap();
-    let said = said.expect("schemathesis is there: deploy/setup test installs it");
-    let told = String::from_utf8_lossy(&said.stdout);
+    let run = run.expect("schemathesis is there: deploy/setup test installs it");
+    let stdout = String::from_utf8_lossy(&run.stdout);
     assert!(
-        said.status.success(),
-        "{told}{}",
-        String::from_utf8_lossy(&said.stderr)
+        run.status.success(),
+        "{stdout}{}",
+        String::from_utf8_lossy(&run.stderr)
     );
     server.close().await;
 }

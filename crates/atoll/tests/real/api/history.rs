@@ -59,8 +59,8 @@ async fn command_history_outlives_the_sandbox() {
     // The sandbox's own id leads there too.
     let same = client.get(&format!("/sessions/{id}")).await.json();
     assert_eq!(same, info);
-    let told = all(&client, &path, 4).await;
-    let seen: Vec<(i64, Option<i64>, bool)> = told
+    let listed = all(&client, &path, 4).await;
+    let seen: Vec<(i64, Option<i64>, bool)> = listed
         .iter()
         .map(|one| {
             assert_eq!(one["state"], "exited", "{one}");
@@ -87,10 +87,10 @@ async fn command_history_outlives_the_sandbox() {
             (3, None, false)
         ]
     );
-    assert_eq!(told[1]["cut"], true);
-    assert!(told[1]["cmd"].as_str().unwrap().len() < 10_000);
-    assert_eq!(told[3]["args"], json!(["600"]));
-    let first = &told[5];
+    assert_eq!(listed[1]["cut"], true);
+    assert!(listed[1]["cmd"].as_str().unwrap().len() < 10_000);
+    assert_eq!(listed[3]["args"], json!(["600"]));
+    let first = &listed[5];
     assert_eq!(
         (
             &first["cmd"],
@@ -159,15 +159,18 @@ async fn finished_commands_are_listed_at_once_despite_kills() {
         client
             .post(&format!("/sandboxes/{id}/commands"), &body)
             .await;
-        let told = client.get(&path).await.array();
-        assert_eq!(told.len(), number, "{told:?}");
-        assert_eq!(told[0]["exitCode"], json!(number), "{told:?}");
+        let commands = client.get(&path).await.array();
+        assert_eq!(commands.len(), number, "{commands:?}");
+        assert_eq!(commands[0]["exitCode"], json!(number), "{commands:?}");
     }
-    client.line(&id, "printf nobody-asks-for-this").await;
+    client.line(&id, "printf not-read-by-a-client").await;
     server.kill_and_start();
     let client = server.client();
-    let told = client.get(&path).await.array();
-    assert_eq!((told.len(), &told[0]["outputBytes"]), (21, &json!(20)));
+    let commands = client.get(&path).await.array();
+    assert_eq!(
+        (commands.len(), &commands[0]["outputBytes"]),
+        (21, &json!(20))
+    );
     // A stop ends running commands, and their end is reported at once too.
     let runs = json!({ "cmd": "sleep 600", "background": true });
     client
@@ -177,8 +180,11 @@ async fn finished_commands_are_listed_at_once_despite_kills() {
         .post(&format!("/sandboxes/{id}/stop"), &json!({}))
         .await;
     assert_eq!(stop.status, 200);
-    let told = client.get(&path).await.array();
-    assert_eq!((told.len(), &told[0]["exitCode"]), (22, &json!(137)));
+    let commands = client.get(&path).await.array();
+    assert_eq!(
+        (commands.len(), &commands[0]["exitCode"]),
+        (22, &json!(137))
+    );
     server.close().await;
 }
 
@@ -213,17 +219,19 @@ async fn burst_of_a_thousand_commands_is_fully_recorded() {
     let forgotten = tokio::time::timeout(DEADLINE, forgotten);
     forgotten.await.expect("the others are forgotten");
     assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
-    let told = all(&client, &path, 100).await;
-    assert_eq!(told, living);
+    let commands = all(&client, &path, 100).await;
+    assert_eq!(commands, living);
     let mut tags = std::collections::BTreeSet::new();
-    for one in &told {
+    for one in &commands {
         let tag = one["tag"].as_str().unwrap();
         let code: i64 = tag.rsplit('-').next().unwrap().parse().unwrap();
         assert_eq!(one["exitCode"], code, "{one}");
         assert!(tags.insert(tag.to_owned()), "{tag} twice");
     }
-    assert_eq!((told.len(), tags.len()), (1000, 1000));
-    assert!(told.is_sorted_by(|one, two| one["startedAt"].as_str() >= two["startedAt"].as_str()));
+    assert_eq!((commands.len(), tags.len()), (1000, 1000));
+    assert!(
+        commands.is_sorted_by(|one, two| one["startedAt"].as_str() >= two["startedAt"].as_str())
+    );
     let journals = client.get("/readyz").await.json()["journals"].clone();
     assert_eq!(
         (&journals["failures"], &journals["lost"]),
@@ -233,14 +241,15 @@ async fn burst_of_a_thousand_commands_is_fully_recorded() {
 }
 
 /// Exit codes that clients received: by session, each command's exit code by its id.
-type Told = Arc<Mutex<BTreeMap<String, BTreeMap<String, i64>>>>;
+type ExitCodes = Arc<Mutex<BTreeMap<String, BTreeMap<String, i64>>>>;
 
 /// Runs commands in a sandbox, and in others that it makes and deletes, until the server is gone.
-async fn work(client: Client, steady: String, session: String, worker: usize, told: Told) {
+async fn work(client: Client, steady: String, session: String, worker: usize, received: ExitCodes) {
     let note = |session: &str, exec: &Value, code: i64| {
-        let mut told = told.lock().unwrap();
+        let mut received = received.lock().unwrap();
         let exec = exec.as_str().unwrap().to_owned();
-        told.entry(session.to_owned())
+        received
+            .entry(session.to_owned())
             .or_default()
             .insert(exec, code);
     };
@@ -291,7 +300,7 @@ async fn listed_commands_stay_listed_once_after_kills_heavy() {
     let client = server.client();
     let steady = client.sandbox(&json!({ "timeout": 0 })).await;
     let session = session(&client, &steady).await;
-    let told = Told::default();
+    let received = ExitCodes::default();
     // Different places each time, and the same ones when the test is run again.
     for moment in [130_u64, 470, 890, 1310, 1730, 2210] {
         let client = server.client();
@@ -303,7 +312,7 @@ async fn listed_commands_stay_listed_once_after_kills_heavy() {
                     steady,
                     session,
                     worker,
-                    Arc::clone(&told),
+                    Arc::clone(&received),
                 ))
             })
             .collect();
@@ -316,9 +325,9 @@ async fn listed_commands_stay_listed_once_after_kills_heavy() {
     let client = server.client();
     let path = format!("/sandboxes/{steady}");
     assert_eq!(client.delete(&path).await.status, 204);
-    let told = std::mem::take(&mut *told.lock().unwrap());
-    assert!(told.len() > 5, "{told:?}");
-    for (session, expected) in told {
+    let received = std::mem::take(&mut *received.lock().unwrap());
+    assert!(received.len() > 5, "{received:?}");
+    for (session, expected) in received {
         let found = all(&client, &format!("/sessions/{session}/commands"), 100).await;
         let mut codes = BTreeMap::new();
         for one in &found {
@@ -349,9 +358,9 @@ async fn corrupt_journal_is_set_aside_without_blocking_commands() {
         server.kill_and_start();
         let client = server.client();
         client.line(&id, "echo after").await;
-        let aside = journal.with_file_name("broken.db");
-        wait_for("the file to be set aside", DEADLINE, || {
-            std::fs::read(&aside).is_ok_and(|bytes| bytes == garbage)
+        let broken = journal.with_file_name("broken.db");
+        wait_for("the journal to be renamed", DEADLINE, || {
+            std::fs::read(&broken).is_ok_and(|bytes| bytes == garbage)
         });
     }
     let client = server.client();

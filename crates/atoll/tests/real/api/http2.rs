@@ -33,9 +33,9 @@ async fn start(words: &[&str]) -> (Server, CertificateDer<'static>, Scratch) {
 
 /// The connection preface and settings.
 fn greeting(settings: &[u8]) -> Vec<u8> {
-    let mut said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    frame(&mut said, SETTINGS, 0, 0, settings);
-    said
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    frame(&mut bytes, SETTINGS, 0, 0, settings);
+    bytes
 }
 
 /// The head of a GET, in HPACK.
@@ -69,13 +69,13 @@ async fn unread_response_is_aborted_without_affecting_others() {
         .write_all(&greeting(b"\0\x04\0\0\0\0"))
         .await
         .unwrap();
-    let mut asked = Vec::new();
+    let mut frames = Vec::new();
     // One stream has no flow-control window, and another a very small one.
     for number in [1, 3] {
-        frame(&mut asked, HEADERS, WHOLE, number, &get("/openapi.json"));
+        frame(&mut frames, HEADERS, WHOLE, number, &get("/openapi.json"));
     }
-    frame(&mut asked, WINDOW, 0, 3, &100_u32.to_be_bytes());
-    stream.write_all(&asked).await.unwrap();
+    frame(&mut frames, WINDOW, 0, 3, &100_u32.to_be_bytes());
+    stream.write_all(&frames).await.unwrap();
     let (mut ended, mut taken) = (Vec::new(), 0);
     while ended.len() < 2 {
         let (kind, _, number, payload) = heard(&mut stream).await;
@@ -91,9 +91,9 @@ async fn unread_response_is_aborted_without_affecting_others() {
     ended.sort_unstable();
     assert_eq!((ended, taken), (vec![1, 3], 100));
     // A slowly read response completes on the same connection, although it takes longer than the idle timeout.
-    let mut asked = Vec::new();
-    frame(&mut asked, HEADERS, WHOLE, 5, &get("/openapi.json"));
-    stream.write_all(&asked).await.unwrap();
+    let mut frames = Vec::new();
+    frame(&mut frames, HEADERS, WHOLE, 5, &get("/openapi.json"));
+    stream.write_all(&frames).await.unwrap();
     let (mut body, mut allowed, mut over) = (Vec::new(), 0, false);
     let mut pace = tokio::time::interval(Duration::from_secs(1));
     while !over {
@@ -130,14 +130,14 @@ async fn c09_rapid_stream_resets_close_the_connection() {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let flood = async {
             for first in (1..2_000_000_u32).step_by(2 * 64) {
-                let mut said = Vec::new();
+                let mut frames = Vec::new();
                 for number in (first..first + 2 * 64).step_by(2) {
                     // GET https / with the name localhost, in HPACK; then CANCEL.
                     let head = b"\x82\x87\x84\x41\x09localhost";
-                    frame(&mut said, HEADERS, WHOLE, number, head);
-                    frame(&mut said, RESET, 0, number, &8_u32.to_be_bytes());
+                    frame(&mut frames, HEADERS, WHOLE, number, head);
+                    frame(&mut frames, RESET, 0, number, &8_u32.to_be_bytes());
                 }
-                if writer.write_all(&said).await.is_err() {
+                if writer.write_all(&frames).await.is_err() {
                     return;
                 }
             }

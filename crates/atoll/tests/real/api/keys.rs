@@ -26,16 +26,16 @@ fn operator(server: &Server, words: &[&str]) -> String {
         .env_remove("ATOLL_API_KEY")
         .env("HOME", server.data())
         .env("ATOLL_DATA_DIR", server.data());
-    let said = atoll_testkit::run(&mut command);
-    String::from_utf8(said.stdout).unwrap().trim().to_owned()
+    let output = atoll_testkit::run(&mut command);
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn admin_creates_an_org_that_sees_only_its_own_data() {
     let server = Server::start().await;
     let admin = server.client();
-    let asked = json!({ "name": "team", "maxSandboxes": 1, "maxTimeout": 60 });
-    let org = admin.post("/orgs", &asked).await.json()["orgID"].clone();
+    let request = json!({ "name": "team", "maxSandboxes": 1, "maxTimeout": 60 });
+    let org = admin.post("/orgs", &request).await.json()["orgID"].clone();
     let (team, id) = key(&admin, json!({ "name": "theirs", "orgID": org })).await;
     let mine = admin
         .sandbox(&json!({ "timeout": 0, "alias": "web" }))
@@ -242,14 +242,14 @@ async fn revoking_a_key_ends_its_open_streams() {
         admin.delete(&format!("/sandboxes/{sandbox}")).await.status,
         204
     );
-    let told = async {
+    let reported = async {
         let mut text = String::new();
         while !text.contains("sandbox.deleted") {
             let frame = kept.frame().await.unwrap().unwrap();
             text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
         }
     };
-    tokio::time::timeout(DEADLINE, told).await.unwrap();
+    tokio::time::timeout(DEADLINE, reported).await.unwrap();
     server.close().await;
 }
 
@@ -310,8 +310,8 @@ async fn create_never_succeeds_for_a_removed_org() {
     let server = Server::start().await;
     let admin = server.client();
     for number in 0..6 {
-        let asked = json!({ "name": format!("team {number}") });
-        let org = admin.post("/orgs", &asked).await.json()["orgID"].clone();
+        let request = json!({ "name": format!("team {number}") });
+        let org = admin.post("/orgs", &request).await.json()["orgID"].clone();
         let path = format!("/orgs/{}", org.as_str().unwrap());
         let (team, _) = key(&admin, json!({ "name": "theirs", "orgID": org })).await;
         let body = json!({});

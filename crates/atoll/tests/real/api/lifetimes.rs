@@ -36,8 +36,8 @@ async fn expired_sandbox_is_deleted_stopped_or_paused() {
         ("stop", "stopped"),
         ("pause", "paused"),
     ] {
-        let asked = json!({ "timeout": 1, "onTimeout": ending });
-        ids.push((client.sandbox(&asked).await, after));
+        let request = json!({ "timeout": 1, "onTimeout": ending });
+        ids.push((client.sandbox(&request).await, after));
     }
     let long = client.sandbox(&json!({ "timeout": 0 })).await;
     for (id, after) in &ids {
@@ -76,8 +76,12 @@ async fn a_new_timeout_counts_from_now_and_holds_after_a_kill() {
     let id = client.sandbox(&json!({ "timeout": 600 })).await;
     let path = format!("/sandboxes/{id}");
     let before = client.get(&path).await.json()["endAt"].clone();
-    let asked = json!({ "timeout": 2 });
-    let after = client.post(&format!("{path}/timeout"), &asked).await.json()["endAt"].clone();
+    let request = json!({ "timeout": 2 });
+    let after = client
+        .post(&format!("{path}/timeout"), &request)
+        .await
+        .json()["endAt"]
+        .clone();
     assert!(after.as_str() < before.as_str(), "{before} {after}");
     server.kill_and_start();
     let client = server.client();
@@ -94,8 +98,11 @@ async fn a_new_timeout_counts_from_now_and_holds_after_a_kill() {
 async fn active_sandbox_does_not_become_idle() {
     let mut server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "idleTimeout": 3, "onIdle": "stop" });
-    let (used, idle) = (client.sandbox(&asked).await, client.sandbox(&asked).await);
+    let request = json!({ "timeout": 0, "idleTimeout": 3, "onIdle": "stop" });
+    let (used, idle) = (
+        client.sandbox(&request).await,
+        client.sandbox(&request).await,
+    );
     // A command that runs is a use all the time.
     let begun = json!({ "cmd": "sleep 600", "background": true, "tag": "long" });
     let begun = client
@@ -141,8 +148,8 @@ fn time(value: &Value) -> i64 {
 async fn command_end_resets_the_idle_timer() {
     let server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
-    let id = client.sandbox(&asked).await;
+    let request = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
+    let id = client.sandbox(&request).await;
     // The command ends between two checks for running commands.
     let begun = json!({ "cmd": "sleep 3", "background": true });
     let begun = client
@@ -161,8 +168,11 @@ async fn command_end_resets_the_idle_timer() {
 async fn keepalive_resets_the_idle_timer() {
     let server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
-    let (kept, idle) = (client.sandbox(&asked).await, client.sandbox(&asked).await);
+    let request = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
+    let (kept, idle) = (
+        client.sandbox(&request).await,
+        client.sandbox(&request).await,
+    );
     let keeping = async {
         while state(&client, &idle).await != "stopped" {
             let path = format!("/sandboxes/{kept}/keepalive");
@@ -180,8 +190,8 @@ async fn keepalive_resets_the_idle_timer() {
 async fn server_restart_makes_no_sandbox_idle() {
     let mut server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "idleTimeout": 600, "onIdle": "destroy" });
-    let used = client.sandbox(&asked).await;
+    let request = json!({ "timeout": 0, "idleTimeout": 600, "onIdle": "destroy" });
+    let used = client.sandbox(&request).await;
     server.end();
     // Begun long ago, and used until the server ended.
     server.sql("UPDATE sandboxes SET started_at = 1, created_at = 1");
@@ -227,13 +237,16 @@ async fn one_of_many_concurrent_deletes_succeeds() {
             tokio::spawn(async move { client.delete(&path).await.status })
         })
         .collect();
-    let mut told = Vec::new();
+    let mut statuses = Vec::new();
     for delete in deletes {
-        told.push(delete.await.unwrap());
+        statuses.push(delete.await.unwrap());
     }
-    told.sort_unstable();
-    assert_eq!(told[0], 204, "{told:?}");
-    assert!(told[1..].iter().all(|status| *status == 404), "{told:?}");
+    statuses.sort_unstable();
+    assert_eq!(statuses[0], 204, "{statuses:?}");
+    assert!(
+        statuses[1..].iter().all(|status| *status == 404),
+        "{statuses:?}"
+    );
     // It appears in the history.
     let history = client.get("/sessions").await.array();
     assert_eq!(history[0]["sandboxID"], id);

@@ -7,9 +7,9 @@ use super::{Client, Server};
 
 /// Makes a link; its path and query.
 async fn link(client: &Client, id: &str, kind: &str, path: &str) -> String {
-    let asked = json!({ "path": path, "expiresIn": 60 });
+    let request = json!({ "path": path, "expiresIn": 60 });
     let made = client
-        .post(&format!("/sandboxes/{id}/files/{kind}-url"), &asked)
+        .post(&format!("/sandboxes/{id}/files/{kind}-url"), &request)
         .await;
     assert_eq!(made.status, 200, "{made:?}");
     let url = made.json()["url"].as_str().unwrap().to_owned();
@@ -28,9 +28,9 @@ async fn d10_signed_link_grants_exactly_its_scope() {
             .line(sandbox, "echo one > 'a b&c'; echo two > other")
             .await;
     }
-    let anybody = client.with_key(None);
+    let keyless = client.with_key(None);
     let down = link(&client, &id, "download", "a b&c").await;
-    let read = anybody.get(&down).await;
+    let read = keyless.get(&down).await;
     assert_eq!((read.status, &*read.body), (200, &b"one\n"[..]), "{down}");
     for (name, value) in [
         ("x-content-type-options", "nosniff"),
@@ -40,7 +40,7 @@ async fn d10_signed_link_grants_exactly_its_scope() {
         assert_eq!(read.headers[name], value);
     }
     let up = link(&client, &id, "upload", "new/file").await;
-    let sent = anybody.send("PUT", &up, &[], "sent").await;
+    let sent = keyless.send("PUT", &up, &[], "sent").await;
     assert_eq!(sent.status, 200, "{sent:?}");
     assert_eq!(client.line(&id, "cat new/file").await, "sent");
 
@@ -58,7 +58,7 @@ async fn d10_signed_link_grants_exactly_its_scope() {
     for (what, method, path) in [
         ("another path", "GET", down.replace("a+b%26c", "other")),
         ("another sandbox", "GET", down.replace(&id, &other)),
-        ("no sandbox", "GET", down.replace(&id, "nobody")),
+        ("no sandbox", "GET", down.replace(&id, "missing")),
         ("another user", "GET", format!("{down}&user=root")),
         (
             "more rights",
@@ -85,20 +85,20 @@ async fn d10_signed_link_grants_exactly_its_scope() {
         ("another way", "PUT", down.replace("/download?", "/upload?")),
         ("encoded twice", "GET", down.replace("%26", "%2526")),
     ] {
-        let told = anybody.send(method, &path, &[], Bytes::new()).await;
+        let response = keyless.send(method, &path, &[], Bytes::new()).await;
         assert_eq!(
-            told.refusal().1,
+            response.refusal().1,
             "PERMISSION_DENIED",
-            "{what}: {path} {told:?}"
+            "{what}: {path} {response:?}"
         );
     }
-    assert_eq!(anybody.send("PUT", &down, &[], "x").await.status, 405);
+    assert_eq!(keyless.send("PUT", &down, &[], "x").await.status, 405);
     assert_eq!(client.line(&id, "cat 'a b&c'").await, "one\n");
 
     // Links outlive a server, and end with their time.
     server.kill_and_start();
-    let (client, anybody) = (server.client(), server.client().with_key(None));
-    assert_eq!(anybody.get(&down).await.status, 200);
+    let (client, keyless) = (server.client(), server.client().with_key(None));
+    assert_eq!(keyless.get(&down).await.status, 200);
     let short = json!({ "path": "other", "expiresIn": 1 });
     let short = client
         .post(&format!("/sandboxes/{id}/files/download-url"), &short)
@@ -106,13 +106,13 @@ async fn d10_signed_link_grants_exactly_its_scope() {
     let url = short.json()["url"].as_str().unwrap().to_owned();
     let short = url.split_once(&client.address).unwrap().1.to_owned();
     let begin = std::time::Instant::now();
-    while anybody.get(&short).await.status == 200 {
+    while keyless.get(&short).await.status == 200 {
         assert!(begin.elapsed() < crate::harness::DEADLINE);
     }
-    assert_eq!(anybody.get(&short).await.refusal().0, 403);
+    assert_eq!(keyless.get(&short).await.refusal().0, 403);
 
     assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
-    assert_eq!(anybody.get(&down).await.refusal().1, "SANDBOX_NOT_FOUND");
+    assert_eq!(keyless.get(&down).await.refusal().1, "SANDBOX_NOT_FOUND");
     let secret = std::fs::metadata(server.data().join("signing.key")).unwrap();
     assert_eq!(std::os::unix::fs::MetadataExt::mode(&secret) & 0o777, 0o600);
     server.close().await;
@@ -123,7 +123,7 @@ async fn ticket_is_valid_for_one_get_request() {
     let server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
-    let anybody = client.with_key(None);
+    let keyless = client.with_key(None);
     let ticket = async |client: &Client| {
         let made = client.post("/tickets", &json!({})).await;
         assert_eq!(made.status, 201, "{made:?}");
@@ -131,15 +131,15 @@ async fn ticket_is_valid_for_one_get_request() {
     };
     let file = format!("/sandboxes/{id}/files?path=/etc/hostname&ticket=");
     let one = ticket(&client).await;
-    assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 200);
-    let told = anybody.get(&format!("{file}{one}")).await.refusal();
-    assert_eq!((told.0, told.1.as_str()), (401, "INVALID_TICKET"));
+    assert_eq!(keyless.get(&format!("{file}{one}")).await.status, 200);
+    let response = keyless.get(&format!("{file}{one}")).await.refusal();
+    assert_eq!((response.0, response.1.as_str()), (401, "INVALID_TICKET"));
     // A ticket is valid for GET requests only.
     let one = ticket(&client).await;
     let path = format!("/sandboxes/{id}/files?path=x&ticket={one}");
-    assert_eq!(anybody.send("PUT", &path, &[], "x").await.refusal().0, 401);
+    assert_eq!(keyless.send("PUT", &path, &[], "x").await.refusal().0, 401);
     let path = format!("/tickets?ticket={one}");
-    assert_eq!(anybody.post(&path, &json!({})).await.refusal().0, 401);
+    assert_eq!(keyless.post(&path, &json!({})).await.refusal().0, 401);
     // For a WebSocket; what its maker may do.
     let url = format!("ws://{}/sandboxes/{id}/pty?ticket={one}", client.address);
     let (mut socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
@@ -169,7 +169,7 @@ async fn ticket_is_valid_for_one_get_request() {
     let one = ticket(&reader).await;
     let key = format!("/keys/{}", made["keyID"].as_str().unwrap());
     assert_eq!(client.delete(&key).await.status, 204);
-    assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 401);
+    assert_eq!(keyless.get(&format!("{file}{one}")).await.status, 401);
     server.close().await;
 }
 
@@ -196,26 +196,26 @@ async fn range_request_returns_part_of_a_file() {
         ("bytes=0-1,3-4", 200, "0123456789", ""),
         ("lines=0-1", 200, "0123456789", ""),
     ] {
-        let told = client
+        let response = client
             .send("GET", &path, &[("range", range)], Bytes::new())
             .await;
-        let at = told.headers.get("content-range");
+        let at = response.headers.get("content-range");
         let at = at.map_or("", |at| at.to_str().unwrap());
-        assert_eq!((told.status, at), (status, place), "{range}");
+        assert_eq!((response.status, at), (status, place), "{range}");
         if status == 416 {
-            assert_eq!(told.refusal().1, "RANGE_NOT_SATISFIABLE");
+            assert_eq!(response.refusal().1, "RANGE_NOT_SATISFIABLE");
         } else {
-            assert_eq!(told.body, body.as_bytes(), "{range}");
+            assert_eq!(response.body, body.as_bytes(), "{range}");
         }
     }
     let whole = client.get(&path).await;
     let mark = [("if-none-match", whole.headers["etag"].to_str().unwrap())];
-    let told = client.send("GET", &path, &mark, Bytes::new()).await;
-    assert_eq!((told.status, told.body.len()), (304, 0));
+    let response = client.send("GET", &path, &mark, Bytes::new()).await;
+    assert_eq!((response.status, response.body.len()), (304, 0));
     let none = format!("/sandboxes/{id}/files?path=none");
-    let told = client
+    let response = client
         .send("GET", &none, &[("range", "bytes=0-")], Bytes::new())
         .await;
-    assert_eq!(told.status, 416);
+    assert_eq!(response.status, 416);
     server.close().await;
 }

@@ -162,8 +162,8 @@ async fn unreadable_database_stops_the_start_without_changes() {
     let refused =
         tokio::task::block_in_place(|| atoll_testkit::run_within(&mut serve, DEADLINE, b""));
     assert!(!refused.status.success(), "{refused:?}");
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(told.contains("database"), "{told}");
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(stderr.contains("database"), "{stderr}");
     assert!(std::fs::read(&records).unwrap() == broken);
     // With its records everything is available, and continues.
     std::fs::write(&records, &good).unwrap();
@@ -199,22 +199,22 @@ async fn first_start_logs_no_key_and_warns_off_loopback() {
         .stderr(std::process::Stdio::piped());
     let mut child = serve.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut said = String::new();
-    while !said.contains("try ") {
-        said += &lines.next().unwrap().unwrap();
+    let mut stdout = String::new();
+    while !stdout.contains("try ") {
+        stdout += &lines.next().unwrap().unwrap();
     }
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("unencrypted"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("unencrypted"), "{stderr}");
     let secret = std::fs::read_to_string(scratch.join("data/admin.key")).unwrap();
     assert!(
-        !said.contains(secret.trim()) && !said.contains("atl_"),
-        "{said}"
+        !stdout.contains(secret.trim()) && !stdout.contains("atl_"),
+        "{stdout}"
     );
-    assert!(!told.contains(secret.trim()), "{told}");
+    assert!(!stderr.contains(secret.trim()), "{stderr}");
     let facts = atoll_jail::facts::Facts::read();
     let data = scratch.join("data");
     let tag = std::fs::read_to_string(data.join("tag")).unwrap();
@@ -303,8 +303,8 @@ async fn host_memory_and_disk_reserves_refuse_creates() {
                 (status, code)
             );
             assert!(refused.json()["remedy"].is_string(), "{refused:?}");
-            let told = refused.headers.get("retry-after");
-            assert_eq!(told.map(|told| told.to_str().unwrap()), wait);
+            let header = refused.headers.get("retry-after");
+            assert_eq!(header.map(|header| header.to_str().unwrap()), wait);
         }
         // Refused requests leave nothing behind, and existing sandboxes continue.
         assert_eq!(client.get("/sandboxes").await.array().len(), 2);

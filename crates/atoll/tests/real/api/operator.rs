@@ -35,11 +35,11 @@ async fn operator_ceilings_apply_to_every_caller() {
         ("memoryMB", 2561, "to 2.5 GiB, the ceiling of this host"),
         ("diskMB", 12289, "to 12 GiB, the ceiling of this host"),
     ] {
-        let asked = json!({ field: given });
+        let request = json!({ field: given });
         let path = format!("/sandboxes/{id}");
         for answer in [
-            client.post("/sandboxes", &asked).await,
-            changed(&client, &path, &asked).await,
+            client.post("/sandboxes", &request).await,
+            changed(&client, &path, &request).await,
         ] {
             assert_eq!(answer.status, 400, "{answer:?}");
             let error = answer.json();

@@ -60,8 +60,8 @@ async fn sandboxes_are_filtered_within_their_org_with_a_total() {
     let server = Server::start().await;
     let (client, foreign) = (server.client(), server.stranger().await);
     for (alias, team) in [("web-1", "red"), ("web-2", "blue"), ("ci-3", "red")] {
-        let asked = json!({ "alias": alias, "metadata": { "team": team, "a b": "c=d&e" } });
-        client.sandbox(&asked).await;
+        let request = json!({ "alias": alias, "metadata": { "team": team, "a b": "c=d&e" } });
+        client.sandbox(&request).await;
     }
     let theirs = foreign
         .sandbox(&json!({ "metadata": { "team": "red" } }))
@@ -126,8 +126,8 @@ async fn terminals_are_paginated() {
     let path = format!("/sandboxes/{id}/pty");
     let mut made = Vec::new();
     for cols in 81..86 {
-        let asked = json!({ "shell": "/bin/sh", "cols": cols });
-        let one = client.post(&path, &asked).await.json();
+        let request = json!({ "shell": "/bin/sh", "cols": cols });
+        let one = client.post(&path, &request).await.json();
         made.insert(0, one["ptyID"].as_str().unwrap().to_owned());
         // A command that is no terminal takes no place among them.
         let other = json!({ "cmd": "sleep 600", "background": true });

@@ -30,11 +30,11 @@ fn serve(data: &Path, at: &str) -> Child {
 
 /// Reads log lines until the server reports that it waits.
 fn waits(child: &mut Child) -> BufReader<ChildStderr> {
-    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut reader = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    while said.read_line(&mut line).unwrap() > 0 {
+    while reader.read_line(&mut line).unwrap() > 0 {
         if line.contains("is taken: waiting up to") {
-            return said;
+            return reader;
         }
     }
     panic!("it did not wait: {line}");
@@ -112,17 +112,20 @@ async fn occupied_port_or_data_directory_is_reported_quickly() {
         .wait_with_output()
         .unwrap();
     assert!(begin.elapsed() < DEADLINE, "{refused:?}");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(refused.status.code(), Some(5), "{said}");
-    assert!(said.contains(&format!("cannot listen on {at}")), "{said}");
-    assert!(said.contains("--listen ADDR:PORT"), "{said}");
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(5), "{stderr}");
+    assert!(
+        stderr.contains(&format!("cannot listen on {at}")),
+        "{stderr}"
+    );
+    assert!(stderr.contains("--listen ADDR:PORT"), "{stderr}");
 
     let server = Server::start().await;
     let refused = serve(&server.data(), "127.0.0.1:0")
         .wait_with_output()
         .unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
     let holder = format!("is served by process {}", server.pid().as_raw_nonzero());
-    assert!(said.contains(&holder), "{said}");
+    assert!(stderr.contains(&holder), "{stderr}");
     server.close().await;
 }

@@ -14,8 +14,8 @@ use crate::harness::{DEADLINE, World, private};
 /// Sends many concurrent requests. Returns their statuses, and whether each has `Retry-After`.
 async fn at_once(client: &Client, path: &str, body: &Value, times: usize) -> Vec<(u16, bool)> {
     let answers = client.post_at_once(path, body, times).await;
-    let told = |answer: &Answer| (answer.status, answer.headers.contains_key("retry-after"));
-    answers.iter().map(told).collect()
+    let summary = |answer: &Answer| (answer.status, answer.headers.contains_key("retry-after"));
+    answers.iter().map(summary).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,7 +104,7 @@ async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String 
     let head = head.replace("KEY", client.key.as_deref().unwrap());
     stream.write_all(head.as_bytes()).await.unwrap();
     let (mut reading, mut writing) = stream.split();
-    let mut said = Vec::new();
+    let mut response = Vec::new();
     let write = async {
         for _ in 0..most {
             if writing.write_all(piece).await.is_err() {
@@ -117,10 +117,10 @@ async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String 
     let read = async {
         let mut buffer = [0; 4096];
         // Up to the end of the answer's head.
-        while !said.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+        while !response.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
             match reading.read(&mut buffer).await {
                 Ok(0) | Err(_) => break,
-                Ok(count) => said.extend_from_slice(&buffer[..count]),
+                Ok(count) => response.extend_from_slice(&buffer[..count]),
             }
         }
     };
@@ -131,7 +131,7 @@ async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String 
         }
     };
     tokio::time::timeout(DEADLINE, answered).await.unwrap();
-    String::from_utf8_lossy(&said).into_owned()
+    String::from_utf8_lossy(&response).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -148,17 +148,20 @@ async fn c09_unbounded_requests_end_and_cost_no_memory_heavy() {
     }
     let head = "POST /sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: KEY\r\ncontent-type: application/json\r\n";
     // A million headers.
-    let said = pour(&client, head, &b"x-a: 1\r\n".repeat(100), 10_000).await;
-    assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{said}");
+    let response = pour(&client, head, &b"x-a: 1\r\n".repeat(100), 10_000).await;
+    assert!(
+        response.is_empty() || response.starts_with("HTTP/1.1 4"),
+        "{response}"
+    );
     // A body that never ends, as one piece and in chunks.
     let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n");
     let spaces = b" ".repeat(0x10000);
     let chunk = [b"10000\r\n".as_slice(), &spaces, b"\r\n"].concat();
-    let said = pour(&client, &chunked, &chunk, 10_000).await;
-    assert!(said.starts_with("HTTP/1.1 413"), "{said}");
+    let response = pour(&client, &chunked, &chunk, 10_000).await;
+    assert!(response.starts_with("HTTP/1.1 413"), "{response}");
     let long = format!("{head}content-length: 99999999999\r\n\r\n");
-    let said = pour(&client, &long, &spaces, 10_000).await;
-    assert!(said.starts_with("HTTP/1.1 413"), "{said}");
+    let response = pour(&client, &long, &spaces, 10_000).await;
+    assert!(response.starts_with("HTTP/1.1 413"), "{response}");
     // A frame of 64 MiB.
     super::sockets::send_frame(&client, &format!("/sandboxes/{id}/pty"), 64 << 20).await;
     // Five hundred clients that send only a request line.
@@ -185,8 +188,8 @@ async fn c10_a_websocket_takes_less_than_30_kib_of_memory_heavy() {
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     let path = format!("/sandboxes/{id}/pty");
-    let asked = json!({ "shell": "/bin/cat" });
-    let made = client.post(&path, &asked).await.json();
+    let request = json!({ "shell": "/bin/cat" });
+    let made = client.post(&path, &request).await.json();
     let path = format!("{path}/{}", made["ptyID"].as_str().unwrap());
     let first = super::frames::open(&client, &path).await;
     let before = resident(&server);
@@ -264,11 +267,11 @@ async fn g04_full_disk_fails_writes_and_the_server_recovers() {
         assert!(written < 5000);
     }
     let path = format!("/sandboxes/{id}/commands");
-    let mut told = 1;
+    let mut succeeded = 1;
     for _ in 0..20 {
         let answer = client.post(&path, &json!({ "cmd": "true" })).await;
         if answer.status == 200 {
-            told += 1;
+            succeeded += 1;
         } else {
             assert_eq!(answer.refusal().1, "DISK_FULL", "{answer:?}");
         }
@@ -281,7 +284,7 @@ async fn g04_full_disk_fails_writes_and_the_server_recovers() {
         .get(&format!("/sessions/{id}/commands"))
         .await
         .array();
-    assert_eq!(history.len(), told + 1);
+    assert_eq!(history.len(), succeeded + 1);
     server.close().await;
     drop(disk);
     drop(scratch);
@@ -306,9 +309,9 @@ async fn g04_server_recovers_from_descriptor_exhaustion_heavy() {
     assert_eq!(looked.status, 200, "{looked:?}");
     let body = json!({ "cmd": "echo hello" }).to_string();
     let path = format!("{path}/commands");
-    let mut asked = tokio::spawn(async move { known.ask("POST", &path, body).await });
+    let mut request = tokio::spawn(async move { known.ask("POST", &path, body).await });
     // A command that started with descriptors freed by others delays its output until more are free.
-    let early = tokio::time::timeout(Duration::from_secs(5), &mut asked).await;
+    let early = tokio::time::timeout(Duration::from_secs(5), &mut request).await;
     // A connection that cannot be accepted, so that the log says so.
     let waiting = TcpStream::connect(&client.address).await.unwrap();
     let logged = |words: &str| server.log().matches(words).count();
@@ -318,7 +321,7 @@ async fn g04_server_recovers_from_descriptor_exhaustion_heavy() {
     drop(waiting);
     let answer = match early {
         Ok(answer) => answer,
-        Err(_) => tokio::time::timeout(DEADLINE, asked).await.unwrap(),
+        Err(_) => tokio::time::timeout(DEADLINE, request).await.unwrap(),
     };
     let answer = answer.unwrap().unwrap();
     assert!(
@@ -334,14 +337,14 @@ async fn g04_server_recovers_from_descriptor_exhaustion_heavy() {
         }
     };
     tokio::time::timeout(DEADLINE, over).await.unwrap();
-    let told = logged("cannot accept connections");
-    assert!((1..10).contains(&told), "{told} times");
+    let found = logged("cannot accept connections");
+    assert!((1..10).contains(&found), "{found} times");
     assert_eq!(client.line(&id, "echo hello").await, "hello\n");
-    let told = client
+    let found = client
         .get(&format!("/sessions/{id}/commands"))
         .await
         .array();
-    assert!((2..=3).contains(&told.len()), "{told:?}");
+    assert!((2..=3).contains(&found.len()), "{found:?}");
     server.close().await;
 }
 
@@ -355,8 +358,8 @@ async fn g09_deleted_sandbox_is_gone_despite_concurrent_requests() {
         let runs = json!({ "cmd": "while :; do echo x; done", "background": true });
         let commands = format!("{path}/commands");
         assert_eq!(client.post(&commands, &runs).await.status, 202);
-        let asked = client.post(&format!("{path}/{verb}"), &json!({})).await;
-        assert_eq!(asked.status, 200, "{asked:?}");
+        let response = client.post(&format!("{path}/{verb}"), &json!({})).await;
+        assert_eq!(response.status, 200, "{response:?}");
         // One client waits for a command, one uploads, and eight delete the sandbox.
         let waiting = {
             let (client, commands) = (client.clone(), commands.clone());
@@ -393,11 +396,14 @@ async fn g09_deleted_sandbox_is_gone_despite_concurrent_requests() {
         }
         let history = client.get(&format!("/sessions/{id}")).await.json();
         assert!(history["deletedAt"].is_string(), "{history}");
-        let told = client
+        let listed = client
             .get(&format!("/sessions/{id}/commands"))
             .await
             .array();
-        assert!(told.iter().all(|one| one["state"] == "exited"), "{told:?}");
+        assert!(
+            listed.iter().all(|one| one["state"] == "exited"),
+            "{listed:?}"
+        );
     }
     // While it is made: the alias is all that is known of it.
     for _ in 0..20 {

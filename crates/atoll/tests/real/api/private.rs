@@ -97,25 +97,25 @@ async fn ended_command_leaves_no_variables_or_input_on_disk() {
         "killed with the server",
         "stopped with the sandbox",
     ] {
-        let asked = json!({
+        let request = json!({
             "cmd": "cat > /dev/null",
             "openStdin": true,
             "background": true,
             "envs": { "TOKEN": "sesame-of-the-command" },
         });
-        let exec = client.post(&commands, &asked).await.json()["execID"].clone();
+        let exec = client.post(&commands, &request).await.json()["execID"].clone();
         // Another one has its input in the request, and a terminal has variables.
         let line = "cat > got; touch has-read; until [ -e go ]; do sleep 0.05; done";
-        let asked = json!({ "cmd": line, "cwd": "/home/user", "stdin": "sesame-of-the-request" });
+        let request = json!({ "cmd": line, "cwd": "/home/user", "stdin": "sesame-of-the-request" });
         let waiting = tokio::spawn({
             let (client, commands) = (client.clone(), commands.clone());
-            async move { client.attempt("POST", &commands, asked.to_string()).await }
+            async move { client.attempt("POST", &commands, request.to_string()).await }
         });
         client
             .line(&id, "until [ -e ~/has-read ]; do sleep 0.01; done")
             .await;
-        let asked = json!({ "envs": { "TOKEN": "sesame-of-the-terminal" } });
-        let made = client.post(&format!("/sandboxes/{id}/pty"), &asked).await;
+        let request = json!({ "envs": { "TOKEN": "sesame-of-the-terminal" } });
+        let made = client.post(&format!("/sandboxes/{id}/pty"), &request).await;
         assert_eq!(made.status, 201, "{made:?}");
         assert!(
             with(&server, &id, "sesame-of-the-request").len() <= 1,

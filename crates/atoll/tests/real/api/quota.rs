@@ -13,11 +13,11 @@ async fn limit(client: &Client, most: u32) {
     assert_eq!(changed.status, 200, "{changed:?}");
 }
 
-/// Everybody at once: how many got one.
+/// Sends concurrent creates. Returns how many succeeded.
 async fn rush(client: &Client, count: usize) -> usize {
-    let asked = json!({ "timeout": 0 });
+    let request = json!({ "timeout": 0 });
     let mut made = 0;
-    for answer in client.post_at_once("/sandboxes", &asked, count).await {
+    for answer in client.post_at_once("/sandboxes", &request, count).await {
         if answer.status == 201 {
             made += 1;
             continue;
@@ -101,11 +101,11 @@ async fn f10_numbers_out_of_range_are_refused_by_name() {
     let sizes = ["cpuCount", "memoryMB", "diskMB", "pids", "idleTimeout"];
     let (commands, pty) = (format!("{path}/commands"), format!("{path}/pty"));
     let timeout = format!("{path}/timeout");
-    let mut asked: Vec<(&str, &str, &str)> = Vec::new();
+    let mut requests: Vec<(&str, &str, &str)> = Vec::new();
     for field in sizes {
-        asked.extend([("POST", "/sandboxes", field), ("PATCH", &path, field)]);
+        requests.extend([("POST", "/sandboxes", field), ("PATCH", &path, field)]);
     }
-    asked.extend([
+    requests.extend([
         ("POST", "/sandboxes", "timeout"),
         ("POST", &timeout, "timeout"),
         ("POST", &commands, "timeout"),
@@ -127,7 +127,7 @@ async fn f10_numbers_out_of_range_are_refused_by_name() {
         "true",
         "[1]",
     ] {
-        for (method, path, field) in &asked {
+        for (method, path, field) in &requests {
             // A command has a line too.
             let more = match path.strip_suffix("/commands") {
                 Some(_) => "\"cmd\": \"true\", ",

@@ -60,10 +60,10 @@ fn damage(directory: &Path, damage: &str) {
 async fn damaged_records(processes_live: bool) {
     let mut server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });
+    let request = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });
     let mut ids = Vec::new();
     for _ in DAMAGES {
-        let id = client.sandbox(&asked).await;
+        let id = client.sandbox(&request).await;
         client.line(&id, "echo kept > ~/f").await;
         ids.push(id);
     }
@@ -161,8 +161,8 @@ async fn sandboxes_missing_from_a_backup_return_unchanged() {
         assert!(output.status.success(), "{}", output_text(&output));
     };
     run(&["backup"]);
-    let asked = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });
-    let id = client.sandbox(&asked).await;
+    let request = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });
+    let id = client.sandbox(&request).await;
     client.line(&id, "echo kept > ~/f").await;
     let before = recorded(&data.join("sandboxes").join(&id));
     assert_eq!(before.1["SECRET"], "sesame");

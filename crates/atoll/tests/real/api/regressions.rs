@@ -47,7 +47,7 @@ async fn dev_server_warns_and_listens_on_loopback_only() {
     command.env("ATOLL_TEMPLATES_DIR", data().join("templates"));
     let output = atoll_testkit::run_within(&mut command, DEADLINE, b"");
     assert_eq!(output.status.code(), Some(2));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("is not loopback"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("is not loopback"), "{stderr}");
     server.close().await;
 }

@@ -313,13 +313,13 @@ async fn events_stay_ordered_after_a_kill() {
     tokio::time::timeout(crate::harness::DEADLINE, reading)
         .await
         .unwrap();
-    let told: Vec<&str> = text
+    let events: Vec<&str> = text
         .lines()
         .filter_map(|line| line.strip_prefix("event: sandbox."))
         .collect();
     let expected = [
         "paused", "running", "stopping", "stopped", "running", "stopping", "deleted",
     ];
-    assert_eq!(told, expected);
+    assert_eq!(events, expected);
     server.close().await;
 }

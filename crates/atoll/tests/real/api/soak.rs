@@ -29,8 +29,8 @@ struct Stock {
 
 /// Duration of the test, unless the environment sets a longer one.
 fn length() -> Duration {
-    let asked = std::env::var("ATOLL_SOAK_SECONDS").ok();
-    let seconds = asked.map_or(60, |asked| asked.parse().expect("seconds"));
+    let configured = std::env::var("ATOLL_SOAK_SECONDS").ok();
+    let seconds = configured.map_or(60, |configured| configured.parse().expect("seconds"));
     Duration::from_secs(seconds)
 }
 

@@ -71,8 +71,8 @@ async fn terminal_is_created_shared_resized_and_reattached() {
     let mut server = Server::start().await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
-    let asked = json!({ "cols": 90, "rows": 20, "shell": "/bin/sh" });
-    let made = client.post(&format!("/sandboxes/{id}/pty"), &asked).await;
+    let request = json!({ "cols": 90, "rows": 20, "shell": "/bin/sh" });
+    let made = client.post(&format!("/sandboxes/{id}/pty"), &request).await;
     assert_eq!(made.status, 201, "{made:?}");
     let pty = made.json()["ptyID"].as_str().unwrap().to_owned();
     assert!(pty.starts_with("pty_"));
@@ -199,9 +199,9 @@ async fn websocket_creates_a_terminal_and_errors_are_close_codes() {
     assert!(refused.to_string().contains("403"), "{refused}");
     // A missing or invalid key is refused with a close code, which a web page can read.
     for key in ["", "atl_0"] {
-        let nobody = client.with_key(Some(key));
+        let invalid = client.with_key(Some(key));
         for path in [format!("/sandboxes/{id}/pty"), unknown.clone()] {
-            assert_eq!(closed(&mut open(&nobody, &path).await).await, 4008);
+            assert_eq!(closed(&mut open(&invalid, &path).await).await, 4008);
         }
     }
     let nowhere = open(&client, "/nowhere").await;
@@ -360,14 +360,17 @@ async fn discarded_output_is_reported_as_a_gap() {
     assert_eq!(serde_json::from_str::<Value>(data.unwrap()).unwrap(), gap);
     // As a frame.
     let mut socket = open(&client, &output).await;
-    let told = async {
+    let reported = async {
         loop {
             if let Message::Text(text) = socket.next().await.unwrap().unwrap() {
                 return serde_json::from_str::<Value>(&text).unwrap();
             }
         }
     };
-    let told = tokio::time::timeout(DEADLINE, told).await.unwrap();
-    assert_eq!((&told["from"], &told["to"]), (&gap["from"], &gap["to"]));
+    let reported = tokio::time::timeout(DEADLINE, reported).await.unwrap();
+    assert_eq!(
+        (&reported["from"], &reported["to"]),
+        (&gap["from"], &gap["to"])
+    );
     server.close().await;
 }

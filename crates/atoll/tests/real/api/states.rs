@@ -18,9 +18,9 @@ const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// The events of a sandbox, in order.
 async fn events(client: &Client, id: &str) -> Vec<String> {
-    let told = client.get(&format!("/sessions/{id}/events")).await.array();
+    let response = client.get(&format!("/sessions/{id}/events")).await.array();
     let kind = |event: &Value| event["type"].as_str().unwrap().replace("sandbox.", "");
-    told.iter().map(kind).collect()
+    response.iter().map(kind).collect()
 }
 
 /// Starts a request in the background.
@@ -64,8 +64,8 @@ async fn start_waits_for_a_sandbox_that_is_stopping() {
         ["created", "running", "stopping", "stopped", "running"]
     );
     assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
-    let told = events(&client, &id).await;
-    assert_eq!(told[5..], ["stopping", "deleted"]);
+    let kinds = events(&client, &id).await;
+    assert_eq!(kinds[5..], ["stopping", "deleted"]);
     server.close().await;
 }
 
@@ -107,10 +107,10 @@ async fn changes_queued_behind_a_delete_find_no_sandbox() {
             "{method} {place} {status}"
         );
     }
-    let told = events(&client, &id).await;
-    let deleted = told.iter().filter(|kind| *kind == "deleted").count();
-    assert_eq!(deleted, 1, "{told:?}");
-    assert_eq!(told.last().unwrap(), "deleted", "{told:?}");
+    let kinds = events(&client, &id).await;
+    let deleted = kinds.iter().filter(|kind| *kind == "deleted").count();
+    assert_eq!(deleted, 1, "{kinds:?}");
+    assert_eq!(kinds.last().unwrap(), "deleted", "{kinds:?}");
     server.close().await;
 }
 
@@ -216,8 +216,8 @@ async fn request_during_a_pause_resumes_the_sandbox() {
 async fn failed_pause_write_leaves_the_sandbox_running() {
     let server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "autoResume": false });
-    let id = client.sandbox(&asked).await;
+    let request = json!({ "timeout": 0, "autoResume": false });
+    let id = client.sandbox(&request).await;
     server.sql(
         "CREATE TRIGGER no BEFORE UPDATE ON sandboxes WHEN NEW.state = 'paused' \
          BEGIN SELECT RAISE(ABORT, 'not now'); END",
@@ -270,8 +270,8 @@ async fn failed_create_is_reported_as_failed() {
     };
     let session = tokio::time::timeout(DEADLINE, failed).await.unwrap();
     let id = session["sandboxID"].as_str().unwrap();
-    let told = events(&client, id).await;
-    assert_eq!(told, ["created", "failed", "deleted"]);
+    let kinds = events(&client, id).await;
+    assert_eq!(kinds, ["created", "failed", "deleted"]);
     server.close().await;
 }
 
@@ -305,8 +305,8 @@ async fn alias_is_unique_per_org() {
     // Which of the two is found first differs from alias to alias.
     let mut both = Vec::new();
     for round in 0..8 {
-        let asked = json!({ "timeout": 0, "alias": format!("web-{round}") });
-        both.push((one.sandbox(&asked).await, two.sandbox(&asked).await));
+        let request = json!({ "timeout": 0, "alias": format!("web-{round}") });
+        both.push((one.sandbox(&request).await, two.sandbox(&request).await));
     }
     for (round, (mine, theirs)) in both.iter().enumerate() {
         let path = format!("/sandboxes/web-{round}");

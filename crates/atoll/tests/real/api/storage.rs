@@ -113,8 +113,8 @@ async fn image_storage_enforces_the_limits_of_the_api() {
     let mut server = unset(&["--storage", "image"]).await;
     assert_eq!((warnings(&server), &*kind(&server.data())), (0, "image\n"));
     let client = server.client();
-    let asked = json!({ "alias": "web", "diskMB": 64, "timeout": 0 });
-    let made = client.post("/sandboxes", &asked).await;
+    let request = json!({ "alias": "web", "diskMB": 64, "timeout": 0 });
+    let made = client.post("/sandboxes", &request).await;
     assert_eq!(made.json()["diskEnforced"], true, "{made:?}");
     let listed = client.get("/sandboxes").await.array();
     assert_eq!(listed[0]["diskEnforced"], true, "{listed:?}");

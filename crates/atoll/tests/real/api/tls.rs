@@ -134,7 +134,7 @@ async fn certificates_reload_and_invalid_files_keep_the_old_one() {
     ] {
         std::fs::write(&key, wrong).unwrap();
         rustix::process::kill_process(server.pid(), rustix::process::Signal::HUP).unwrap();
-        wait_for("the operator to be told", DEADLINE, || {
+        wait_for("the log line for the operator", DEADLINE, || {
             let log = server.log();
             assert!(!log.contains("PRIVATE KEY"));
             log.matches("the certificate stays the old one").count() == count
@@ -173,11 +173,11 @@ async fn silent_clients_are_disconnected_at_every_tls_step() {
     let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     greeted.write_all(greeting).await.unwrap();
     let ended = async {
-        let mut said = Vec::new();
-        // However they are ended.
-        let _ = before.read_to_end(&mut said).await;
+        let mut received = Vec::new();
+        // Ignores errors: any kind of disconnection is fine.
+        let _ = before.read_to_end(&mut received).await;
         for stream in [&mut one, &mut two, &mut half, &mut greeted] {
-            let _ = stream.read_to_end(&mut said).await;
+            let _ = stream.read_to_end(&mut received).await;
         }
     };
     let ended = tokio::time::timeout(DEADLINE, ended).await;
@@ -192,7 +192,7 @@ fn incomplete_or_mismatched_tls_pair_refuses_the_start() {
     make(other.path());
     let (cert, key) = (files.join("cert.pem"), other.join("key.pem"));
     let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
-    for (words, told) in [
+    for (words, message) in [
         (vec!["--tls-cert", cert], "tls-key is not"),
         (vec!["--tls-key", key], "tls-cert is not"),
         (vec!["--tls-cert", cert, "--tls-key", key], "--tls-key"),
@@ -217,6 +217,6 @@ fn incomplete_or_mismatched_tls_pair_refuses_the_start() {
         let output = atoll_testkit::run_within(&mut command, DEADLINE, b"");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(text.contains(told) && text.contains("hint"), "{text}");
+        assert!(text.contains(message) && text.contains("hint"), "{text}");
     }
 }

@@ -75,8 +75,8 @@ async fn file_sent_byte_by_byte_arrives_complete() {
     }
     chunks.extend_from_slice(b"0\r\n\r\n");
     stream.write_all(&chunks).await.unwrap();
-    let said = head(&mut stream).await;
-    assert!(said.starts_with("http/1.1 200"), "{said}");
+    let response = head(&mut stream).await;
+    assert!(response.starts_with("http/1.1 200"), "{response}");
     assert_eq!(client.get(&path).await.body, bytes);
     server.close().await;
 }
@@ -158,13 +158,13 @@ async fn consecutive_large_files_on_a_connection_are_complete() {
     tokio::time::timeout(DEADLINE, hearing).await.unwrap();
     drop(sending.await.unwrap());
     // And back, requested all at once and read slowly.
-    let asked = |number| {
+    let request = |number| {
         let path = path(number);
         format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n")
     };
-    let asked: String = (0..files.len()).map(asked).collect();
+    let requests: String = (0..files.len()).map(request).collect();
     let mut stream = TcpStream::connect(&client.address).await.unwrap();
-    stream.write_all(asked.as_bytes()).await.unwrap();
+    stream.write_all(requests.as_bytes()).await.unwrap();
     for (number, file) in files.iter().enumerate() {
         let head = head(&mut stream).await;
         assert!(head.starts_with("http/1.1 200"), "{head}");
@@ -210,8 +210,8 @@ async fn refused_upload_reads_the_error_and_keeps_the_connection() {
     let (status, why) = answer(&mut stream).await;
     assert!(status.starts_with("http/1.1 507"), "{status} {why}");
     // The connection is in the same state as after a complete read.
-    let asked = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    stream.write_all(asked.as_bytes()).await.unwrap();
+    let request = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    stream.write_all(request.as_bytes()).await.unwrap();
     let (status, _) = answer(&mut stream).await;
     assert!(status.starts_with("http/1.1 200"), "{status}");
     server.close().await;
@@ -232,15 +232,15 @@ async fn large_upload_may_outlast_the_client_timeout() {
         tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     }
     stream.write_all(pieces.next().unwrap()).await.unwrap();
-    let (status, told) = answer(&mut stream).await;
-    assert!(status.starts_with("http/1.1 200"), "{status} {told}");
+    let (status, body_text) = answer(&mut stream).await;
+    assert!(status.starts_with("http/1.1 200"), "{status} {body_text}");
     assert!(client.get(&path).await.body == body);
     // But not for ever.
     let mut stream = ask(&client, "PUT", &path, &headers).await;
     stream.write_all(&body[..1_500_000]).await.unwrap();
-    let (status, told) = answer(&mut stream).await;
-    assert!(status.starts_with("http/1.1 400"), "{status} {told}");
-    assert!(told.contains("the body is incomplete"), "{told}");
+    let (status, body_text) = answer(&mut stream).await;
+    assert!(status.starts_with("http/1.1 400"), "{status} {body_text}");
+    assert!(body_text.contains("the body is incomplete"), "{body_text}");
     assert!(client.get(&path).await.body == body);
     server.close().await;
 }

@@ -124,8 +124,8 @@ async fn tunnel_directions_are_independent_and_close_separately() {
 async fn refused_tunnel_names_the_reason_and_open_one_prevents_idle() {
     let server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "stop" });
-    let id = client.sandbox(&asked).await;
+    let request = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "stop" });
+    let id = client.sandbox(&request).await;
     let path = format!("/sandboxes/{id}/ports");
     // No listener on the port: reported by a close code, and without a WebSocket as an ordinary error.
     let mut socket = open(&client, &format!("{path}/7009/tunnel")).await;
@@ -152,7 +152,7 @@ async fn refused_tunnel_names_the_reason_and_open_one_prevents_idle() {
     tokio::time::timeout(DEADLINE, waiting).await.unwrap();
     let mut socket = open(&client, &format!("{path}/7002/tunnel")).await;
     // A sandbox that is idle since then serves as the reference.
-    let other = client.sandbox(&asked).await;
+    let other = client.sandbox(&request).await;
     becomes(&client, &other, "stopped").await;
     assert_eq!(state(&client, &id).await, "running");
     send(&mut socket, b"hello").await;

@@ -63,15 +63,15 @@ impl Counter {
         let line = format!(
             "i=0; until [ -e ~/end ]; do echo line $i; i=$((i+1)); sleep 0.5; done; echo end $i; exit {number}"
         );
-        let asked = json!({ "cmd": line, "background": true, "timeout": 0 });
+        let request = json!({ "cmd": line, "background": true, "timeout": 0 });
         let commands = format!("/sandboxes/{id}/commands");
-        let begun = client.post(&commands, &asked).await;
+        let begun = client.post(&commands, &request).await;
         assert_eq!(begun.status, 202, "{begun:?}");
         let exec = begun.json()["execID"].as_str().unwrap().to_owned();
         let mut terminal = None;
         if number.is_multiple_of(TERMINALS) {
-            let asked = json!({ "shell": "/bin/sh" });
-            let made = client.post(&format!("/sandboxes/{id}/pty"), &asked).await;
+            let request = json!({ "shell": "/bin/sh" });
+            let made = client.post(&format!("/sandboxes/{id}/pty"), &request).await;
             assert_eq!(made.status, 201, "{made:?}");
             let pty = made.json()["ptyID"].as_str().unwrap().to_owned();
             terminal = Some(format!("/sandboxes/{id}/pty/{pty}"));

@@ -178,8 +178,8 @@ async fn every_request_is_logged_without_secrets() {
     let failed = client.post(&format!("{path}/commands"), &failing).await;
     assert_eq!(failed.status, 400, "{failed:?}");
     // A key where browsers put it, a wrong one, one in the wrong place.
-    let asked = format!("{path}/pty?api_key={key}");
-    client.get(&asked).await;
+    let pty = format!("{path}/pty?api_key={key}");
+    client.get(&pty).await;
     let wrong = format!("atl_{}", "5".repeat(64));
     client.with_key(Some(&wrong)).get("/sandboxes").await;
     client
@@ -245,9 +245,9 @@ fn unusable_metrics_address_refuses_the_start() {
             "ATOLL_TEMPLATES_DIR",
             crate::harness::data().join("templates"),
         );
-    let said = atoll_testkit::run(&mut serve);
-    assert_eq!(said.status.code(), Some(5), "{said:?}");
-    let text = String::from_utf8_lossy(&said.stderr);
+    let output = atoll_testkit::run(&mut serve);
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("--metrics-listen"), "{text}");
 }
 
