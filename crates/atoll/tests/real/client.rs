@@ -123,7 +123,7 @@ fn done(mut command: Command, input: &[u8]) -> Output {
 
 /// Standard output of a command that must exit with 0 and an empty standard error.
 #[track_caller]
-fn said(line: &impl Line, args: &[&str]) -> String {
+fn stdout_of(line: &impl Line, args: &[&str]) -> String {
     let output = done(atoll(line, args), b"");
     assert_eq!(
         output.status.code(),
@@ -138,7 +138,7 @@ fn said(line: &impl Line, args: &[&str]) -> String {
 /// The same as JSON.
 #[track_caller]
 fn json(line: &impl Line, args: &[&str]) -> Value {
-    let text = said(line, args);
+    let text = stdout_of(line, args);
     serde_json::from_str(&text).unwrap_or_else(|_| panic!("{args:?}: {text}"))
 }
 

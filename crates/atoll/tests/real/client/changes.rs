@@ -1,6 +1,6 @@
 //! Commands that change sandboxes and the files in them.
 
-use super::{json, said, tried, with_web};
+use super::{json, stdout_of, tried, with_web};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_is_patched() {
@@ -46,16 +46,16 @@ async fn a_sandbox_is_patched() {
     let changed = patch(&["--no-metadata", "--timeout", "0"]);
     assert_eq!(changed["metadata"], serde_json::json!({}));
     assert!(changed["endAt"].is_null(), "{changed}");
-    let id = said(&server, &["sandbox", "set", "web", "--name", "site"]);
+    let id = stdout_of(&server, &["sandbox", "set", "web", "--name", "site"]);
     assert_eq!(
         json(&server, &["get", "site", "--json"])["sandboxID"],
         id.trim_end()
     );
-    said(&server, &["sandbox", "patch", "site", "--no-name"]);
+    stdout_of(&server, &["sandbox", "patch", "site", "--no-name"]);
     assert!(json(&server, &["get", id.trim_end(), "--json"])["alias"].is_null());
 
     let id = id.trim_end();
-    assert_eq!(said(&server, &["sandbox", "network", id]), "none\n");
+    assert_eq!(stdout_of(&server, &["sandbox", "network", id]), "none\n");
     let network = ["sandbox", "network", id, "--net", "none", "--json"];
     assert_eq!(json(&server, &network)["network"], "none");
     let set = [
@@ -71,7 +71,7 @@ async fn a_sandbox_is_patched() {
     ];
     let rules = "internet\nallow   1.1.1.1:443 9.9.9.0/24\nothers  denied\n";
     for words in [&set[..], &["sandbox", "network", id]] {
-        assert_eq!(said(&server, words), rules);
+        assert_eq!(stdout_of(&server, words), rules);
     }
     let read = json(&server, &["sandbox", "network", id, "--json"]);
     let allow = serde_json::json!(["1.1.1.1:443", "9.9.9.0/24"]);
@@ -97,7 +97,7 @@ async fn a_sandbox_is_patched() {
         assert_eq!(client.get(&path).await.json(), rules);
     }
     assert_eq!(
-        said(&server, &["sandbox", "network", id]),
+        stdout_of(&server, &["sandbox", "network", id]),
         "internet\nothers  denied\n"
     );
     for (options, code, words) in [
@@ -117,8 +117,8 @@ async fn a_sandbox_is_patched() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_are_found_moved_copied_and_chowned() {
     let server = with_web().await;
-    let sh = |line: &str| said(&server, &["exec", "web", "--", "sh", "-c", line]);
-    let files = |words: &[&str]| said(&server, &[&["files"], words].concat());
+    let sh = |line: &str| stdout_of(&server, &["exec", "web", "--", "sh", "-c", line]);
+    let files = |words: &[&str]| stdout_of(&server, &[&["files"], words].concat());
     sh("mkdir -p src old; echo 'x = 1 # TODO' > src/a.py; echo '# TODO' > src/b.txt; echo c > c");
     assert_eq!(files(&["search", "web", "--name", "*.py"]), "src/a.py\n");
     let found = files(&["grep", "web", "src", "--content", "TODO"]);
@@ -178,9 +178,9 @@ async fn files_are_found_moved_copied_and_chowned() {
         ),
         (&["chown", "web", ":", "src"], 2, "OWNER:GROUP"),
         (
-            &["chown", "web", "nobody-here", "src", "--user", "root"],
+            &["chown", "web", "no-such-user", "src", "--user", "root"],
             2,
-            "nobody-here",
+            "no-such-user",
         ),
     ] {
         let (text, got) = tried(&server, &[&["files"], words].concat());

@@ -3,13 +3,13 @@
 use atoll_testkit::wait_for;
 
 use super::screen::Screen;
-use super::{atoll, json, said, tried, with_web};
+use super::{atoll, json, stdout_of, tried, with_web};
 use crate::api::Server;
 use crate::harness::DEADLINE;
 
 /// The ids of the running terminals, newest first.
 fn ids(server: &Server) -> Vec<String> {
-    let listed = said(server, &["shell", "ls", "web", "-q"]);
+    let listed = stdout_of(server, &["shell", "ls", "web", "-q"]);
     listed.lines().map(ToOwned::to_owned).collect()
 }
 
@@ -31,7 +31,7 @@ async fn terminals_are_listed_joined_and_ended() {
         (&"running".into(), &90.into(), &20.into())
     );
     assert!(listed[0]["startedAt"].is_string(), "{listed}");
-    let table = said(&server, &["shell", "list", "web"]);
+    let table = stdout_of(&server, &["shell", "list", "web"]);
     for word in ["ID", "PROGRAM", "login shell", "90x20", "running"] {
         assert!(table.contains(word), "{table}");
     }
@@ -50,7 +50,7 @@ async fn terminals_are_listed_joined_and_ended() {
     second.child.kill().unwrap();
     let both = ids(&server);
     assert_eq!(both.len(), 2);
-    assert!(said(&server, &["shell", "ls", "web"]).contains("exec cat'"));
+    assert!(stdout_of(&server, &["shell", "ls", "web"]).contains("exec cat'"));
     // Without a terminal to ask on they are named.
     let (text, code) = tried(&server, &["shell", "web", "--attach"]);
     assert_eq!(code, Some(125), "{text}");
@@ -71,7 +71,7 @@ async fn terminals_are_listed_joined_and_ended() {
     assert_eq!(chosen.end(), Some(5));
 
     assert_eq!(
-        said(&server, &["shell", "rm", "web", &both[0]]),
+        stdout_of(&server, &["shell", "rm", "web", &both[0]]),
         format!("{}\n", both[0])
     );
     wait_for("the end of the terminals", DEADLINE, || {

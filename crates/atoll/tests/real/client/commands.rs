@@ -7,7 +7,7 @@ use std::process::Stdio;
 use atoll_testkit::{Scratch, wait_for};
 use serde_json::Value;
 
-use super::{Bad, Line, atoll, done, json, operator, said, tried};
+use super::{Bad, Line, atoll, done, json, operator, stdout_of, tried};
 use crate::api::Server;
 use crate::cli::output_text;
 use crate::harness::DEADLINE;
@@ -63,14 +63,17 @@ async fn sandboxes(server: &Server, line: &impl Line) {
     let other = made["sandboxID"].as_str().unwrap();
     let listed = json(line, &["sandbox", "ls", "--json"]);
     assert_eq!(listed.as_array().unwrap().len(), 2);
-    assert_eq!(said(line, &["sandbox", "ls", "-q"]).lines().count(), 2);
-    let table = said(line, &["sandbox", "ls"]);
+    assert_eq!(stdout_of(line, &["sandbox", "ls", "-q"]).lines().count(), 2);
+    let table = stdout_of(line, &["sandbox", "ls"]);
     assert!(
         table.contains(id) && table.contains("web") && table.contains("512 MiB"),
         "{table}"
     );
     // Its variables are there.
-    assert_eq!(said(line, &["exec", other, "sh", "-c", "echo $A"]), "b\n");
+    assert_eq!(
+        stdout_of(line, &["exec", other, "sh", "-c", "echo $A"]),
+        "b\n"
+    );
     // By id, by name, and by a beginning of either that only it has.
     let beginning = (1..id.len()).map(|length| &id[..length]);
     let beginning = beginning
@@ -95,7 +98,10 @@ async fn sandboxes(server: &Server, line: &impl Line) {
         ("stop", "stopped"),
         ("start", "running"),
     ] {
-        assert_eq!(said(line, &["sandbox", verb, "web"]), format!("{id}\n"));
+        assert_eq!(
+            stdout_of(line, &["sandbox", verb, "web"]),
+            format!("{id}\n")
+        );
         assert_eq!(
             json(line, &["sandbox", "get", "web", "--json"])["state"],
             state
@@ -113,10 +119,10 @@ async fn sandboxes(server: &Server, line: &impl Line) {
     let timed = json(line, &["sandbox", "timeout", "web", "1h", "--json"]);
     assert!(timed["endAt"].is_string(), "{timed}");
     assert_eq!(
-        said(line, &["sandbox", "timeout", "web", "0"]),
+        stdout_of(line, &["sandbox", "timeout", "web", "0"]),
         "without end\n"
     );
-    assert!(said(line, &["sandbox", "timeout", "web", "10m"]).starts_with("20"));
+    assert!(stdout_of(line, &["sandbox", "timeout", "web", "10m"]).starts_with("20"));
     assert!(
         json(line, &["top", "--json"])["sandboxes"]
             .as_array()
@@ -124,13 +130,15 @@ async fn sandboxes(server: &Server, line: &impl Line) {
             .len()
             == 2
     );
-    assert!(said(line, &["top"]).contains("pool"));
+    assert!(stdout_of(line, &["top"]).contains("pool"));
     assert_eq!(
-        said(line, &["sandbox", "rm", "web", other]).lines().count(),
+        stdout_of(line, &["sandbox", "rm", "web", other])
+            .lines()
+            .count(),
         2
     );
     assert_eq!(tried(line, &["sandbox", "rm", "web"]).1, Some(4));
-    let id = said(line, &["sandbox", "create", "--timeout", "0"]);
+    let id = stdout_of(line, &["sandbox", "create", "--timeout", "0"]);
     let removed = json(line, &["sandbox", "rm", id.trim(), "--json"]);
     assert_eq!(removed, serde_json::json!({ "sandboxID": id.trim() }));
     assert_eq!(
@@ -145,7 +153,7 @@ async fn commands(server: &Server, line: &impl Line) {
         .client()
         .sandbox(&serde_json::json!({ "timeout": 0, "alias": "web" }))
         .await;
-    assert_eq!(said(line, &["exec", &id, "echo", "hi"]), "hi\n");
+    assert_eq!(stdout_of(line, &["exec", &id, "echo", "hi"]), "hi\n");
     let output = done(atoll(line, &["exec", "web", "tr", "a-z", "A-Z"]), b"hello");
     assert_eq!(output_text(&output), "HELLOexit 0");
     let output = done(
@@ -167,7 +175,7 @@ async fn commands(server: &Server, line: &impl Line) {
         (&b"a\n"[..], &b"b\n"[..])
     );
     assert_eq!(output.status.code(), Some(3));
-    let there = said(
+    let there = stdout_of(
         line,
         &[
             "exec",
@@ -193,7 +201,7 @@ async fn commands(server: &Server, line: &impl Line) {
         Some(127)
     );
     assert_eq!(tried(line, &["exec", "web", "/etc/hostname"]).1, Some(126));
-    assert_eq!(tried(line, &["exec", "nobody", "true"]).1, Some(125));
+    assert_eq!(tried(line, &["exec", "missing", "true"]).1, Some(125));
     assert_eq!(tried(line, &["exec", "web"]).1, Some(125));
     // Without a URL, root's own socket.
     assert_eq!(
@@ -204,14 +212,17 @@ async fn commands(server: &Server, line: &impl Line) {
         "root\nexit 0"
     );
     // In the background: its id, and what it wrote.
-    let exec = said(line, &["exec", "-d", "web", "sh", "-c", "echo late"]);
+    let exec = stdout_of(line, &["exec", "-d", "web", "sh", "-c", "echo late"]);
     let exec = exec.trim();
-    assert_eq!(said(line, &["logs", "web", "--exec", exec, "-f"]), "late\n");
+    assert_eq!(
+        stdout_of(line, &["logs", "web", "--exec", exec, "-f"]),
+        "late\n"
+    );
     let exec = json(line, &["exec", "-d", "--json", "web", "true"]);
     assert_eq!(exec["sandboxID"], id);
     let exec = exec["execID"].as_str().unwrap();
-    assert_eq!(said(line, &["logs", "web", "--exec", exec, "-f"]), "");
-    let all = said(line, &["logs", "web"]);
+    assert_eq!(stdout_of(line, &["logs", "web", "--exec", exec, "-f"]), "");
+    let all = stdout_of(line, &["logs", "web"]);
     assert!(
         all.starts_with("hi\nHELLO") && all.ends_with("late\n"),
         "{all}"
@@ -224,11 +235,11 @@ async fn commands(server: &Server, line: &impl Line) {
     assert_eq!(String::from_utf8_lossy(&followed), all);
     follow.kill().unwrap();
     follow.wait().unwrap();
-    for line in said(line, &["logs", "web", "--json"]).lines() {
+    for line in stdout_of(line, &["logs", "web", "--json"]).lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         assert!(line["execID"].is_string(), "{line}");
     }
-    let happened = said(line, &["events", "web", "--json"]);
+    let happened = stdout_of(line, &["events", "web", "--json"]);
     let first: Value = serde_json::from_str(happened.lines().next().unwrap()).unwrap();
     assert_eq!(first["type"], "sandbox.created");
 }
@@ -238,7 +249,7 @@ async fn files(server: &Server, line: &impl Line) {
         .client()
         .sandbox(&serde_json::json!({ "timeout": 0, "alias": "web" }))
         .await;
-    assert_eq!(said(line, &["files", "mkdir", "web", "a/b"]), "");
+    assert_eq!(stdout_of(line, &["files", "mkdir", "web", "a/b"]), "");
     let mut watch = atoll(line, &["files", "watch", "web", "a", "-r", "--json"]);
     let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
@@ -248,7 +259,7 @@ async fn files(server: &Server, line: &impl Line) {
         lines.find(|line| !line.contains("\"break\"")).unwrap()
     });
     wait_for("an event", DEADLINE, || {
-        said(line, &["exec", "web", "sh", "-c", "echo x > a/b/c"]);
+        stdout_of(line, &["exec", "web", "sh", "-c", "echo x > a/b/c"]);
         heard.is_finished()
     });
     let event: Value = serde_json::from_str(&heard.join().unwrap()).unwrap();
@@ -257,11 +268,12 @@ async fn files(server: &Server, line: &impl Line) {
     let mut people = atoll(line, &["files", "watch", "web", "a", "-r"]);
     let people = people.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut people = people.spawn().unwrap();
-    let mut told = BufReader::new(people.stdout.take().unwrap()).lines();
-    let heard =
-        std::thread::spawn(move || told.find(|line| line.as_ref().unwrap() == "create b/d"));
+    let mut output_lines = BufReader::new(people.stdout.take().unwrap()).lines();
+    let heard = std::thread::spawn(move || {
+        output_lines.find(|line| line.as_ref().unwrap() == "create b/d")
+    });
     wait_for("a line", DEADLINE, || {
-        said(
+        stdout_of(
             line,
             &["exec", "web", "sh", "-c", "rm -f a/b/d; echo x > a/b/d"],
         );
@@ -269,20 +281,20 @@ async fn files(server: &Server, line: &impl Line) {
     });
     assert!(heard.join().unwrap().is_some());
     people.kill().unwrap();
-    let aside = people.wait_with_output().unwrap().stderr;
-    for line in String::from_utf8(aside).unwrap().lines() {
+    let stderr = people.wait_with_output().unwrap().stderr;
+    for line in String::from_utf8(stderr).unwrap().lines() {
         assert!(line.starts_with("atoll: the connection broke"), "{line}");
     }
-    said(line, &["exec", "web", "rm", "-f", "a/b/d"]);
+    stdout_of(line, &["exec", "web", "rm", "-f", "a/b/d"]);
     watch.kill().unwrap();
     watch.wait().unwrap();
-    assert_eq!(said(line, &["files", "cat", "web", "a/b/c"]), "x\n");
+    assert_eq!(stdout_of(line, &["files", "cat", "web", "a/b/c"]), "x\n");
     let listed = json(line, &["files", "ls", "web", "a", "--depth", "2", "--json"]);
     assert_eq!(listed.as_array().unwrap().len(), 2);
-    assert!(said(line, &["files", "ls", "web", "a"]).contains("b/"));
+    assert!(stdout_of(line, &["files", "ls", "web", "a"]).contains("b/"));
     let (text, code) = tried(line, &["files", "rm", "web", "a"]);
     assert_ne!(code, Some(0), "{text}");
-    assert_eq!(said(line, &["files", "rm", "-r", "web", "a"]), "");
+    assert_eq!(stdout_of(line, &["files", "rm", "-r", "web", "a"]), "");
     assert_eq!(tried(line, &["files", "ls", "web", "a"]).1, Some(4));
 }
 
@@ -291,11 +303,11 @@ async fn ports(server: &Server, line: &impl Line) {
         .client()
         .sandbox(&serde_json::json!({ "timeout": 0, "alias": "web" }))
         .await;
-    said(
+    stdout_of(
         line,
         &["exec", "web", "sh", "-c", "echo this is known > known"],
     );
-    said(
+    stdout_of(
         line,
         &[
             "exec",
@@ -312,7 +324,7 @@ async fn ports(server: &Server, line: &impl Line) {
     wait_for("the port", DEADLINE, || {
         json(line, &["ports", "web", "--json"])[0]["port"] == 8000
     });
-    assert!(said(line, &["ports", "web"]).contains("8000"));
+    assert!(stdout_of(line, &["ports", "web"]).contains("8000"));
     let mut forward = atoll(line, &["forward", "web", "0:8000", "--json"]);
     let mut forward = forward.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(forward.stdout.take().unwrap()).lines();
@@ -345,7 +357,7 @@ async fn events(server: &Server, line: &impl Line) {
     let mut kinds = vec!["sandbox.created", "sandbox.running"];
     for number in 0..20 {
         let verb = if number % 2 == 0 { "pause" } else { "resume" };
-        said(line, &["sandbox", verb, "web"]);
+        stdout_of(line, &["sandbox", verb, "web"]);
         // Another sandbox, whose events the watcher of one sandbox does not get.
         let other = client.sandbox(&serde_json::json!({})).await;
         client.delete(&format!("/sandboxes/{other}")).await;
@@ -366,8 +378,11 @@ async fn events(server: &Server, line: &impl Line) {
     let all = follow_lines
         .map(Result::unwrap)
         .filter(|line| line.contains(&id) && !line.contains("sandbox.changed"));
-    for (kind, told) in kinds.iter().zip(all) {
-        assert!(told.contains(kind) && told.ends_with("  web"), "{told}");
+    for (kind, printed) in kinds.iter().zip(all) {
+        assert!(
+            printed.contains(kind) && printed.ends_with("  web"),
+            "{printed}"
+        );
     }
     for child in [&mut follow, &mut one] {
         child.kill().unwrap();
@@ -375,7 +390,7 @@ async fn events(server: &Server, line: &impl Line) {
     }
     // Behind a number: what came after it, and nothing else.
     let after = own[19]["number"].to_string();
-    let last = said(line, &["events", "web", "--after", &after, "--json"]);
+    let last = stdout_of(line, &["events", "web", "--after", &after, "--json"]);
     let last = last.lines().map(|line| serde_json::from_str(line).unwrap());
     let last: Vec<Value> = last
         .filter(|event: &Value| event["type"] != "sandbox.changed")

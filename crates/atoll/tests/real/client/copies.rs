@@ -7,7 +7,7 @@ use std::process::Command;
 
 use atoll_testkit::{Scratch, run};
 
-use super::{atoll, done, said, tried, with_web};
+use super::{atoll, done, stdout_of, tried, with_web};
 use crate::cli::output_text;
 
 fn set_mode(path: &Path, mode: u32) {
@@ -53,35 +53,38 @@ async fn copied_directory_round_trips() {
     tree(&there);
     let (from, to) = (there.to_str().unwrap(), back.to_str().unwrap());
     // A name that is not there becomes it; one that is gets it.
-    assert_eq!(said(&server, &["cp", from, "web:copy"]), "");
-    assert_eq!(said(&server, &["exec", "web", "copy/program"]), "works\n");
+    assert_eq!(stdout_of(&server, &["cp", from, "web:copy"]), "");
     assert_eq!(
-        said(
+        stdout_of(&server, &["exec", "web", "copy/program"]),
+        "works\n"
+    );
+    assert_eq!(
+        stdout_of(
             &server,
             &["exec", "web", "readlink", "copy/link", "copy/dangling"]
         ),
         "program\n/nowhere\n"
     );
     assert_eq!(
-        said(
+        stdout_of(
             &server,
             &["exec", "web", "stat", "-c", "%a %U", "copy/deep/er/secret"]
         ),
         "600 user\n"
     );
-    said(&server, &["cp", from, "web:copy"]);
+    stdout_of(&server, &["cp", from, "web:copy"]);
     assert_eq!(
-        said(&server, &["exec", "web", "ls", "copy/tree/deep"]),
+        stdout_of(&server, &["exec", "web", "ls", "copy/tree/deep"]),
         "er\n"
     );
-    said(&server, &["files", "rm", "-r", "web", "copy/tree"]);
-    said(&server, &["cp", "web:copy", to]);
+    stdout_of(&server, &["files", "rm", "-r", "web", "copy/tree"]);
+    stdout_of(&server, &["cp", "web:copy", to]);
     alike(&there, &back);
     // Again over the existing directory, and then its contents only.
-    said(&server, &["cp", &format!("{from}/."), "web:copy"]);
-    said(&server, &["cp", "web:copy/.", to]);
+    stdout_of(&server, &["cp", &format!("{from}/."), "web:copy"]);
+    stdout_of(&server, &["cp", "web:copy/.", to]);
     alike(&there, &back);
-    said(&server, &["cp", "web:copy", to]);
+    stdout_of(&server, &["cp", "web:copy", to]);
     alike(&there, &back.join("copy"));
     server.close().await;
 }
@@ -94,11 +97,11 @@ async fn copied_file_keeps_its_mode_and_appears_atomically() {
     fs::write(&file, "#!/bin/sh\necho tool\n").unwrap();
     set_mode(&file, 0o750);
     let file = file.to_str().unwrap();
-    said(&server, &["cp", file, "web:"]);
-    said(&server, &["cp", file, "web:dir/"]);
-    said(&server, &["cp", file, "web:dir/other"]);
+    stdout_of(&server, &["cp", file, "web:"]);
+    stdout_of(&server, &["cp", file, "web:dir/"]);
+    stdout_of(&server, &["cp", file, "web:dir/other"]);
     assert_eq!(
-        said(
+        stdout_of(
             &server,
             &["exec", "web", "sh", "-c", "./tool; dir/tool; dir/other"]
         ),
@@ -107,7 +110,7 @@ async fn copied_file_keeps_its_mode_and_appears_atomically() {
     let target = scratch.join("back");
     symlink("/etc/passwd", &target).unwrap();
     let before = fs::read("/etc/passwd").unwrap();
-    said(&server, &["cp", "web:tool", target.to_str().unwrap()]);
+    stdout_of(&server, &["cp", "web:tool", target.to_str().unwrap()]);
     assert_eq!(mode(&target), 0o750);
     assert_eq!(fs::read("/etc/passwd").unwrap(), before);
     assert_eq!(
@@ -115,7 +118,7 @@ async fn copied_file_keeps_its_mode_and_appears_atomically() {
         "#!/bin/sh\necho tool\n"
     );
     // Set-id bits stay inside.
-    said(
+    stdout_of(
         &server,
         &[
             "exec",
@@ -125,11 +128,11 @@ async fn copied_file_keeps_its_mode_and_appears_atomically() {
             "cp tool set; chmod 4755 set; mkdir d; cp -p set d",
         ],
     );
-    said(
+    stdout_of(
         &server,
         &["cp", "web:set", scratch.path().to_str().unwrap()],
     );
-    said(&server, &["cp", "web:d", scratch.path().to_str().unwrap()]);
+    stdout_of(&server, &["cp", "web:d", scratch.path().to_str().unwrap()]);
     for name in ["set", "d/set"] {
         assert_eq!(
             fs::metadata(scratch.join(name)).unwrap().mode() & 0o7777,
@@ -155,7 +158,7 @@ async fn download_never_writes_through_a_link() {
     fs::create_dir_all(&outside).unwrap();
     fs::create_dir_all(&target).unwrap();
     symlink(&outside, target.join("way")).unwrap();
-    said(
+    stdout_of(
         &server,
         &[
             "exec",
@@ -172,7 +175,7 @@ async fn download_never_writes_through_a_link() {
     );
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     // Special files are skipped, and reported.
-    said(
+    stdout_of(
         &server,
         &[
             "exec",

@@ -7,7 +7,7 @@ use atoll_testkit::wait_for;
 use serde_json::{Value, json};
 
 use super::screen::Screen;
-use super::{atoll, done, json as json_of, said};
+use super::{atoll, done, json as json_of, stdout_of};
 use crate::api::{Client, Server};
 use crate::cli::output_text;
 use crate::harness::DEADLINE;
@@ -44,12 +44,12 @@ async fn create_prints_the_end_and_named_sandboxes_keep_files() {
     let (_, _, silent) = create(&["--name", "endless", "--timeout", "0"]);
     assert_eq!(silent, "");
     // Programs read it from the object.
-    let object = said(
+    let object = stdout_of(
         &server,
         &["sandbox", "create", "--name", "object", "--json"],
     );
     assert!(object.contains("\"endAt\": \"20"), "{object}");
-    let table = said(&server, &["sandbox", "ls"]);
+    let table = stdout_of(&server, &["sandbox", "ls"]);
     let row = |name: &str| {
         let row = table.lines().find(|line| line.contains(name)).unwrap();
         row.trim_end().to_owned()
@@ -69,9 +69,9 @@ async fn create_prints_the_end_and_named_sandboxes_keep_files() {
 }
 
 /// `atoll exec` of something without an end, in a sandbox made for it, when it runs.
-async fn running(server: &Server, asked: Value) -> (String, Child) {
+async fn running(server: &Server, request: Value) -> (String, Child) {
     let client = server.client();
-    let id = client.sandbox(&asked).await;
+    let id = client.sandbox(&request).await;
     let mut command: Command = atoll(server, &["exec", &id, "sleep", "1000"]);
     let child = command
         .stdout(Stdio::piped())
@@ -120,11 +120,11 @@ async fn exec_reports_that_the_sandbox_lifetime_ended() {
         assert_eq!(now["reason"], "timeout", "{now}");
         now["state"] == "stopped"
     });
-    let table = said(&server, &["sandbox", "ls"]);
+    let table = stdout_of(&server, &["sandbox", "ls"]);
     assert!(table.contains("stopped (timeout)"), "{table}");
     // The reason is of that stop, not of a later one.
     assert_eq!(
-        said(&server, &["sandbox", "start", "web"]),
+        stdout_of(&server, &["sandbox", "start", "web"]),
         format!("{stopped}\n")
     );
     let started = json_of(&server, &["sandbox", "get", "web", "--json"]);
@@ -148,7 +148,7 @@ async fn exec_reports_that_a_caller_ended_the_sandbox() {
     let client = server.client();
     let (id, child) = running(&server, json!({ "timeout": 0, "alias": "web" })).await;
     assert_eq!(
-        said(&server, &["sandbox", "stop", "web"]),
+        stdout_of(&server, &["sandbox", "stop", "web"]),
         format!("{id}\n")
     );
     let text = end(child);
@@ -177,8 +177,8 @@ async fn shell_reports_that_the_sandbox_lifetime_ended() {
         ("stop", "it was stopped and keeps its files"),
         ("destroy", "it was deleted with its files"),
     ] {
-        let asked = json!({ "timeout": 0, "alias": "web", "onTimeout": on_timeout });
-        let id = client.sandbox(&asked).await;
+        let request = json!({ "timeout": 0, "alias": "web", "onTimeout": on_timeout });
+        let id = client.sandbox(&request).await;
         let mut screen = Screen::start(atoll(&server, &["shell", "web"]));
         screen.kind("echo be''gun\n");
         screen.until("begun");
@@ -195,7 +195,7 @@ async fn shell_reports_that_the_sandbox_lifetime_ended() {
     let mut screen = Screen::start(atoll(&server, &["shell", "web"]));
     screen.kind("echo be''gun\n");
     screen.until("begun");
-    said(&server, &["stop", "web"]);
+    stdout_of(&server, &["stop", "web"]);
     assert_eq!(screen.end(), Some(125));
     screen.until("sandbox web ended while the terminal was open");
     server.close().await;

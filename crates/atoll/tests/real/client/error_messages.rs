@@ -115,8 +115,8 @@ async fn missing_sandboxes_and_files_are_reported() {
     let path = "hint: check the path";
     for (args, code, words) in [
         (vec!["sandbox", "get", &gone], 4, ls),
-        (vec!["sandbox", "get", "nobody"], 4, ls),
-        (vec!["sandbox", "rm", "nobody"], 4, ls),
+        (vec!["sandbox", "get", "missing"], 4, ls),
+        (vec!["sandbox", "rm", "missing"], 4, ls),
         (vec!["sandbox", "timeout", &gone, "1h"], 4, ls),
         (vec!["exec", &gone, "true"], 125, ls),
         (vec!["files", "ls", &gone], 4, ls),
@@ -124,8 +124,8 @@ async fn missing_sandboxes_and_files_are_reported() {
         (vec!["logs", &gone, "-f"], 4, ls),
         (vec!["ports", &gone], 4, ls),
         (vec!["forward", &gone, "0:80"], 4, ls),
-        (vec!["events", "nobody"], 4, ls),
-        (vec!["cp", "/etc/hostname", "nobody:x"], 4, ls),
+        (vec!["events", "missing"], 4, ls),
+        (vec!["cp", "/etc/hostname", "missing:x"], 4, ls),
         (
             vec!["files", "cat", "web", "/etc"],
             2,
@@ -217,9 +217,9 @@ async fn missing_sandboxes_and_files_are_reported() {
             "\"/nothing\" cannot be entered",
         ),
         (
-            vec!["exec", "--user", "nobody-here", "web", "true"],
+            vec!["exec", "--user", "no-such-user", "web", "true"],
             125,
-            "\"nobody-here\" is not known",
+            "\"no-such-user\" is not known",
         ),
         (
             vec!["exec", "-e", "odd", "web", "true"],
@@ -243,9 +243,9 @@ async fn missing_sandboxes_and_files_are_reported() {
             "\"/nothing\" cannot be entered",
         ),
         (
-            vec!["run", "--user", "nobody-here", "--", "true"],
+            vec!["run", "--user", "no-such-user", "--", "true"],
             125,
-            "\"nobody-here\" is not known",
+            "\"no-such-user\" is not known",
         ),
     ] {
         refused(atoll(&server, &args), code, words);

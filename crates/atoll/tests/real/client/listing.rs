@@ -6,7 +6,7 @@ use atoll_testkit::{Scratch, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::{done, json, operator, plain, said, with_web};
+use super::{done, json, operator, plain, stdout_of, with_web};
 use crate::api::Server;
 use crate::cli::output_text;
 use crate::harness::{self, DEADLINE};
@@ -118,10 +118,10 @@ async fn ls_and_rm_cover_sandboxes_and_named_runs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_forms_and_aliases_act_on_the_sandboxes_of_the_server() {
     let server = with_web().await;
-    let id = said(&server, &["sandbox", "ls", "-q"]);
+    let id = stdout_of(&server, &["sandbox", "ls", "-q"]);
     for verb in ["ls", "list", "ps"] {
-        assert_eq!(said(&server, &[verb, "-q"]), id, "{verb}");
-        assert_eq!(said(&server, &["sandbox", verb, "-q"]), id, "{verb}");
+        assert_eq!(stdout_of(&server, &[verb, "-q"]), id, "{verb}");
+        assert_eq!(stdout_of(&server, &["sandbox", verb, "-q"]), id, "{verb}");
     }
     for (verb, state) in [
         ("pause", "paused"),
@@ -131,7 +131,7 @@ async fn short_forms_and_aliases_act_on_the_sandboxes_of_the_server() {
         ("restart", "running"),
     ] {
         for form in [&[verb, "web"][..], &["sandbox", verb, "web"]] {
-            assert_eq!(said(&server, form), id, "{form:?}");
+            assert_eq!(stdout_of(&server, form), id, "{form:?}");
             let now = json(&server, &["sandbox", "get", "web", "--json"]);
             assert_eq!(now["state"], state, "{form:?}");
         }
@@ -140,8 +140,8 @@ async fn short_forms_and_aliases_act_on_the_sandboxes_of_the_server() {
         for form in [&[verb][..], &["sandbox", verb]] {
             // Without an end of its lifetime, which `create` would name on standard error.
             let create = ["sandbox", "create", "--name", "other", "--timeout", "0"];
-            let made = said(&server, &create);
-            let removed = said(&server, &[form, &["other"]].concat());
+            let made = stdout_of(&server, &create);
+            let removed = stdout_of(&server, &[form, &["other"]].concat());
             assert_eq!(removed, made, "{form:?}");
         }
     }

@@ -7,15 +7,15 @@ use std::process::Command;
 use atoll_testkit::{Scratch, static_layer, wait_for};
 use serde_json::json;
 
-use super::{at, atoll, done, json as json_of, operator, plain, said, with_web};
+use super::{at, atoll, done, json as json_of, operator, plain, stdout_of, with_web};
 use crate::api::Server;
 use crate::cli::output_text;
 use crate::harness::{self, DEADLINE};
 
 /// A key of the server's own org.
 async fn key(server: &Server, scope: &str) -> String {
-    let asked = json!({ "name": "test", "scope": scope });
-    let made = server.client().post("/keys", &asked).await.json();
+    let request = json!({ "name": "test", "scope": scope });
+    let made = server.client().post("/keys", &request).await.json();
     made["key"].as_str().unwrap().to_owned()
 }
 
@@ -122,7 +122,7 @@ async fn template_commands_use_the_configured_server() {
     for source in [&layer, &archive] {
         let name = format!("remote-{}", std::process::id());
         let add = ["template", "add", &name, source.to_str().unwrap()];
-        let added = said(&server, &add);
+        let added = stdout_of(&server, &add);
         assert!(added.starts_with(&format!("template {name}: ")), "{added}");
         // Owner and mode bits are those of the source.
         let copy = harness::data().join(format!("templates/{name}/layer/special"));
@@ -130,15 +130,15 @@ async fn template_commands_use_the_configured_server() {
         assert_eq!((copy.uid(), copy.mode() & 0o7777), (1000, 0o4750));
         let again = done(atoll(&server, &add), b"");
         assert_eq!(again.status.code(), Some(5), "{}", output_text(&again));
-        said(&server, &[&add[..], &["--replace"]].concat());
-        assert!(said(&server, &["template", "ls"]).contains(&name));
+        stdout_of(&server, &[&add[..], &["--replace"]].concat());
+        assert!(stdout_of(&server, &["template", "ls"]).contains(&name));
         let all = json_of(&server, &["template", "ls", "--json"]);
         let names = all.as_array().unwrap().iter().map(|one| &one["templateID"]);
         assert!(names.into_iter().any(|one| *one == json!(name)), "{all}");
         let run = ["run", "--template", &name, "/probe", "echo", "hi"];
-        assert_eq!(said(&server, &run), "hi\n");
+        assert_eq!(stdout_of(&server, &run), "hi\n");
         let removed = format!("removed template {name}\n");
-        assert_eq!(said(&server, &["template", "rm", &name]), removed);
+        assert_eq!(stdout_of(&server, &["template", "rm", &name]), removed);
     }
     let source = layer.to_str().unwrap();
     let env = done(

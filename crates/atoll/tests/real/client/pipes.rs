@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use atoll_testkit::wait_for;
 
 use super::signals::code;
-use super::{atoll, said, with_web};
+use super::{atoll, stdout_of, with_web};
 use crate::cli::output_text;
 
 /// A command of which the first line was read, and no more will be.
@@ -28,8 +28,8 @@ async fn closed_output_pipe_ends_the_command() {
     let server = with_web().await;
     let happen = || {
         // An event that leaves the sandbox running.
-        said(&server, &["sandbox", "timeout", "web", "1h"]);
-        said(
+        stdout_of(&server, &["sandbox", "timeout", "web", "1h"]);
+        stdout_of(
             &server,
             &[
                 "exec",
@@ -48,7 +48,7 @@ async fn closed_output_pipe_ends_the_command() {
         "-c",
         "while :; do echo .; sleep 0.01; done",
     ];
-    let exec = said(&server, &exec);
+    let exec = stdout_of(&server, &exec);
     for args in [
         &["logs", "web", "-f"][..],
         &["logs", "web", "-f", "--json"],
@@ -70,7 +70,7 @@ async fn closed_output_pipe_ends_the_command() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_output_write_is_an_error() {
     let server = with_web().await;
-    said(&server, &["exec", "web", "echo", "hi"]);
+    stdout_of(&server, &["exec", "web", "echo", "hi"]);
     for (args, expected) in [
         (&["sandbox", "ls"][..], 6),
         (&["sandbox", "get", "web", "--json"], 6),

@@ -6,7 +6,7 @@ use std::process::Stdio;
 
 use atoll_testkit::{Cutter, Scratch, fnv64, wait_for};
 
-use super::{at, done, operator, said, with_web};
+use super::{at, done, operator, stdout_of, with_web};
 use crate::api::Server;
 use crate::cli::output_text;
 use crate::harness::DEADLINE;
@@ -55,7 +55,7 @@ async fn command_over_a_bad_line_runs_once_with_complete_output() {
         assert_eq!(output_text(&output), format!("{word}\nexit 0"));
     }
     assert!(cutter.cuts() > 10, "{} cuts", cutter.cuts());
-    let ran = said(&server, &["files", "cat", "web", "ran"]);
+    let ran = stdout_of(&server, &["files", "cat", "web", "ran"]);
     assert_eq!(ran.lines().count(), 31, "{ran}");
     drop(cutter);
     server.close().await;

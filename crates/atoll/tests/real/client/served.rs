@@ -6,7 +6,7 @@ use std::process::Stdio;
 use atoll_testkit::Scratch;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{atoll, done, said, tried};
+use super::{atoll, done, stdout_of, tried};
 use crate::api::Server;
 use crate::cli::output_text;
 
@@ -55,7 +55,7 @@ async fn run_on_a_server_behaves_like_a_local_run() {
         tried(&server, &["run", "--template", "nothing", "--", "true"]).1,
         Some(125)
     );
-    let seen = said(
+    let seen = stdout_of(
         &server,
         &[
             "run",
@@ -79,7 +79,7 @@ async fn run_on_a_server_behaves_like_a_local_run() {
         format!("{}:.", from.display()),
         format!("copy.c:{}", to.display()),
     );
-    said(
+    stdout_of(
         &server,
         &[
             "run",

@@ -240,10 +240,10 @@ fn prefix_is_resolved_across_all_pages() {
     let answering = std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let mut asked = String::new();
+            let mut request_line = String::new();
             let mut head = BufReader::new(stream.try_clone().unwrap());
-            head.read_line(&mut asked).unwrap();
-            let path = asked.split(' ').nth(1).unwrap();
+            head.read_line(&mut request_line).unwrap();
+            let path = request_line.split(' ').nth(1).unwrap();
             let cursor = path.strip_prefix("/sandboxes?cursor=").unwrap_or("0");
             let (status, next, body) = match cursor
                 .parse::<usize>()

@@ -141,14 +141,14 @@ async fn failed_shell_leaves_the_terminal_unchanged() {
     assert_eq!(deleted.status, 204);
     let mut wrong = atoll(&server, &["shell", &id]);
     wrong.env("ATOLL_API_KEY", format!("atl_{}", "0".repeat(64)));
-    let mut nobody = plain(&["shell", &id]);
-    nobody.env("ATOLL_URL", "http://127.0.0.1:1");
+    let mut unreachable = plain(&["shell", &id]);
+    unreachable.env("ATOLL_URL", "http://127.0.0.1:1");
     let none = "pty_aaaaabbbbbcccccddddd";
     for (command, words) in [
         (wrong, "atoll login"),
-        (nobody, "no server can be reached"),
+        (unreachable, "no server can be reached"),
         (atoll(&server, &["shell", &gone]), "atoll ls"),
-        (atoll(&server, &["shell", "nobody"]), "atoll ls"),
+        (atoll(&server, &["shell", "missing"]), "atoll ls"),
         (
             atoll(&server, &["shell", &id, "--attach", none]),
             "opens another",

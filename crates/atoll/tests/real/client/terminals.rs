@@ -93,6 +93,9 @@ async fn copy_progress_is_shown_only_on_terminals() {
         assert!(shown.contains("MiB/s"), "{shown}");
     }
     assert_eq!(fs::metadata(&back).unwrap().len(), 300 << 20);
-    assert_eq!(super::said(&server, &["cp", "web:big", "/dev/null"]), "");
+    assert_eq!(
+        super::stdout_of(&server, &["cp", "web:big", "/dev/null"]),
+        ""
+    );
     server.close().await;
 }

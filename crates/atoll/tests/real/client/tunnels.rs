@@ -10,7 +10,7 @@ use atoll_testkit::wait_for;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
-use super::{atoll, said, with_web};
+use super::{atoll, stdout_of, with_web};
 use crate::harness::DEADLINE;
 
 /// Echoes the input of each connection.
@@ -46,18 +46,18 @@ fn used(child: &Child) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forward_at_the_descriptor_limit_waits_for_room() {
     let server = with_web().await;
-    said(&server, &["exec", "-d", "web", "python3", "-c", ECHO]);
+    stdout_of(&server, &["exec", "-d", "web", "python3", "-c", ECHO]);
     wait_for("the port", DEADLINE, || {
-        said(&server, &["ports", "web"]).contains("8000")
+        stdout_of(&server, &["ports", "web"]).contains("8000")
     });
     let mut forward = atoll(&server, &["forward", "web", "0:8000", "--json"]);
     let forward = forward.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut forward = forward.spawn().unwrap();
-    let mut told = String::new();
+    let mut report = String::new();
     let mut lines = BufReader::new(forward.stdout.take().unwrap());
-    lines.read_line(&mut told).unwrap();
-    let told: Value = serde_json::from_str(&told).unwrap();
-    let connect = || TcpStream::connect(told["local"].as_str().unwrap()).unwrap();
+    lines.read_line(&mut report).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let connect = || TcpStream::connect(report["local"].as_str().unwrap()).unwrap();
     let mut held = [connect(), connect(), connect()];
     held.iter_mut().for_each(echo);
     let full = Some(free(&forward));
