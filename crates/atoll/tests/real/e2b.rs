@@ -208,8 +208,8 @@ fn exports(server: &Server, place: &[&str]) -> Vec<(String, String)> {
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("(sandbox:*)"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.contains("(sandbox:*)"), "{stderr}");
     let lines = String::from_utf8(output.stdout).unwrap();
     let lines = lines.lines().map(|line| {
         let (name, value) = line.strip_prefix("export ")?.split_once('=')?;

@@ -37,8 +37,8 @@ const ROUTES: &[(&str, &str)] = &[
 
 /// A sandbox made as E2B's clients do; its id and its token.
 pub async fn sandbox(client: &Client) -> (String, String) {
-    let asked = json!({ "templateID": "base", "timeout": 60 });
-    let made = client.post("/e2b/v2/sandboxes", &asked).await;
+    let request = json!({ "templateID": "base", "timeout": 60 });
+    let made = client.post("/e2b/v2/sandboxes", &request).await;
     assert_eq!(made.status, 201, "{made:?}");
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let made = made.json();
@@ -138,8 +138,8 @@ async fn every_control_route_requires_a_key_of_the_org() {
     let server = Server::start().await;
     let client = server.client();
     let (id, _) = sandbox(&client).await;
-    let key = async |asked: Value| {
-        let made = client.post("/keys", &asked).await;
+    let key = async |request: Value| {
+        let made = client.post("/keys", &request).await;
         assert_eq!(made.status, 201, "{made:?}");
         let made = made.json();
         let text = |name: &str| made[name].as_str().unwrap().to_owned();
@@ -162,7 +162,7 @@ async fn every_control_route_requires_a_key_of_the_org() {
     let reader = client.with_key(Some(&reader));
     let stranger = server.stranger().await;
     let made_up = format!("e2b_{}", "0".repeat(64));
-    let nobody = [
+    let unauthenticated = [
         client.with_key(None),
         client.with_key(Some(&made_up)),
         client.with_key(Some(&revoked)),
@@ -172,7 +172,7 @@ async fn every_control_route_requires_a_key_of_the_org() {
     for (method, path, body) in CONTROL {
         let about_it = path.starts_with("/sandboxes/ID") || path.starts_with("/v2/sandboxes/ID");
         let path = format!("/e2b{}", path.replace("ID", &id));
-        for who in &nobody {
+        for who in &unauthenticated {
             let refused = who.send(method, &path, &headers, *body).await;
             assert_eq!(refused.status, 401, "{method} {path} {refused:?}");
             assert_eq!(refused.json()["code"], 401);

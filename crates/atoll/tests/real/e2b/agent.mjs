@@ -37,14 +37,14 @@ const TOOLS = {
   },
 }
 
-/** Asks for one tool after another, each by what came of those before. */
+/** Requests one tool after another; each request depends on the earlier results. */
 function* model() {
   const failed = yield ['runCommand', { command: 'python3 numbers/count.py 1 2 3' }]
   assert(failed.startsWith('exit code 2'), failed)
   const path = yield ['writeFile', { path: 'numbers/count.py', content: PROGRAM }]
-  const said = yield ['runCommand', { command: `python3 ${path} 4 8 15 16 23 42 | tee result.json` }]
+  const output = yield ['runCommand', { command: `python3 ${path} 4 8 15 16 23 42 | tee result.json` }]
   const kept = yield ['readFile', { path: 'result.json' }]
-  assert.deepEqual([kept, said], ['{"sum": 108, "largest": 42}\n', kept])
+  assert.deepEqual([kept, output], ['{"sum": 108, "largest": 42}\n', kept])
   yield ['writeFile', { path: 'site/index.html', content: `<h1>${kept.trim()}</h1>` }]
   const url = yield ['serve', { directory: 'site', port: 8000 }]
   return yield ['fetch', { url }]

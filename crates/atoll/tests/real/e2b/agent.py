@@ -1,5 +1,5 @@
-"""An agent, as E2B's examples have it: a model asks for tools, which work in a sandbox, until it has its answer. Here
-the model is a script, so that the program needs nobody else."""
+"""An agent like the ones in E2B's examples: a model requests tools, which work in a sandbox, until it has its answer.
+Here the model is a script, so that the program needs no external service."""
 
 import time
 import urllib.error
@@ -52,13 +52,13 @@ TOOLS = {tool.__name__: tool for tool in [write_file, run_command, read_file, se
 
 
 def model():
-    """Asks for one tool after another, each by what came of those before."""
+    """Requests one tool after another; each request depends on the earlier results."""
     failed = yield "run_command", {"command": "python3 numbers/count.py 1 2 3"}
     assert failed.startswith("exit code 2"), failed
     path = yield "write_file", {"path": "numbers/count.py", "content": PROGRAM}
-    said = yield "run_command", {"command": f"python3 {path} 4 8 15 16 23 42 | tee result.json"}
+    output = yield "run_command", {"command": f"python3 {path} 4 8 15 16 23 42 | tee result.json"}
     kept = yield "read_file", {"path": "result.json"}
-    assert kept == said == '{"sum": 108, "largest": 42}\n', (kept, said)
+    assert kept == output == '{"sum": 108, "largest": 42}\n', (kept, output)
     yield "write_file", {"path": "site/index.html", "content": PAGE.format(answer=kept.strip())}
     url = yield "serve", {"directory": "site", "port": 8000}
     page = yield "fetch", {"url": url}

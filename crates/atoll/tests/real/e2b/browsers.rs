@@ -15,14 +15,14 @@ const STRANGER: &str = "https://stranger.example";
 
 /// Asks as a browser does before a call with headers of its own, none of which are there yet.
 async fn preflight(client: &Client, path: &str, more: &[(&str, &str)]) -> Answer {
-    let asked = [
+    let required = [
         ("access-control-request-method", "POST"),
         (
             "access-control-request-headers",
             "content-type,e2b-sandbox-id,x-access-token,x-metadata-any",
         ),
     ];
-    let headers = [&asked, more].concat();
+    let headers = [&required, more].concat();
     client
         .with_key(None)
         .send("OPTIONS", path, &headers, "")
@@ -57,10 +57,10 @@ async fn pages_of_listed_origins_may_call_and_read_responses() {
         let refused = preflight(&client, path, &[("origin", STRANGER)]).await;
         assert_eq!(shown(&refused), None, "{path} {refused:?}");
     }
-    for (origin, told) in [(FRIEND, Some(FRIEND)), (STRANGER, None)] {
+    for (origin, allowed_origin) in [(FRIEND, Some(FRIEND)), (STRANGER, None)] {
         let by_host = [("host", host.as_str()), ("origin", origin)];
         let answer = preflight(&client, "/files", &by_host).await;
-        assert_eq!(shown(&answer), told, "{answer:?}");
+        assert_eq!(shown(&answer), allowed_origin, "{answer:?}");
     }
     let found = agent
         .ask(
@@ -136,8 +136,8 @@ async fn sandbox_program_decides_cors_for_its_port() {
             .contains(&json!("origin"))
     );
     // The program in the sandbox does not support that method, and responds itself.
-    let asked = preflight(&client, "/", &headers).await;
-    assert_eq!(asked.status, 501, "{asked:?}");
+    let response = preflight(&client, "/", &headers).await;
+    assert_eq!(response.status, 501, "{response:?}");
     server.close().await;
 }
 

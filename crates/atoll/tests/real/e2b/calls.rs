@@ -33,12 +33,12 @@ impl Agent {
 
     /// A new sandbox with further fields of its create.
     pub(super) async fn make_with(client: &Client, fields: Value) -> Self {
-        let mut asked = json!({ "templateID": "base", "timeout": 100 });
-        asked
+        let mut request = json!({ "templateID": "base", "timeout": 100 });
+        request
             .as_object_mut()
             .unwrap()
             .extend(fields.as_object().unwrap().clone());
-        let made = client.post("/e2b/v2/sandboxes", &asked).await;
+        let made = client.post("/e2b/v2/sandboxes", &request).await;
         assert_eq!(made.status, 201, "{made:?}");
         Self::new(client, &made.json())
     }
@@ -106,8 +106,8 @@ impl Agent {
     /// Starts a shell line and waits for its pid.
     pub(super) async fn start(&self, line: &str, more: &[(&str, &str)]) -> (Stream, u64) {
         let process = json!({ "cmd": "/bin/sh", "args": ["-c", line] });
-        let asked = json!({ "process": process, "stdin": false });
-        let mut stream = self.open("process.Process/Start", &asked, more).await;
+        let request = json!({ "process": process, "stdin": false });
+        let mut stream = self.open("process.Process/Start", &request, more).await;
         let (_, first) = stream.next().await.unwrap();
         let pid = first["event"]["start"]["pid"].as_u64();
         (stream, pid.unwrap_or_else(|| panic!("{first}")))

@@ -18,12 +18,12 @@ const text = new TextDecoder()
 async function runs({ commands }) {
   const result = await commands.run('echo out; echo err >&2')
   same([result.stdout, result.stderr, result.exitCode, result.error], ['out\n', 'err\n', 0, undefined])
-  let [said, complained] = ['', '']
+  let [stdout, stderr] = ['', '']
   await commands.run('echo out; echo err >&2', {
-    onStdout: (data) => void (said += data),
-    onStderr: (data) => void (complained += data),
+    onStdout: (data) => void (stdout += data),
+    onStderr: (data) => void (stderr += data),
   })
-  same([said, complained], ['out\n', 'err\n'])
+  same([stdout, stderr], ['out\n', 'err\n'])
   same((await commands.run('pwd; whoami', { cwd: '/tmp', user: 'root' })).stdout, '/tmp\nroot\n')
   same((await commands.run('echo $ONE $TWO', { envs: { TWO: 'two' } })).stdout, '1 two\n')
   same((await commands.run("printf 'é🦀%.0s' $(seq 50000)")).stdout, 'é🦀'.repeat(50_000))
@@ -39,7 +39,7 @@ async function failures({ commands }) {
     assert(error.message.includes(words), error.message)
   }
   await fails(InvalidArgumentError, "cwd '/nowhere' does not exist", commands.run('true', { cwd: '/nowhere' }))
-  await fails(AuthenticationError, "invalid username: 'nobody-here'", commands.run('true', { user: 'nobody-here' }))
+  await fails(AuthenticationError, "invalid username: 'no-such-user'", commands.run('true', { user: 'no-such-user' }))
   await fails(TimeoutError, '', commands.run('sleep 600', { timeoutMs: 1000 }))
   await fails(NotFoundError, '999999', commands.connect(999_999))
 }

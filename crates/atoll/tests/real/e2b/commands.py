@@ -20,9 +20,9 @@ def runs(sandbox):
     run = sandbox.commands.run
     result = run("echo out; echo err >&2")
     same((result.stdout, result.stderr, result.exit_code, result.error), ("out\n", "err\n", 0, None))
-    said, complained = [], []
-    run("echo out; echo err >&2", on_stdout=said.append, on_stderr=complained.append)
-    same(("".join(said), "".join(complained)), ("out\n", "err\n"))
+    stdout, stderr = [], []
+    run("echo out; echo err >&2", on_stdout=stdout.append, on_stderr=stderr.append)
+    same(("".join(stdout), "".join(stderr)), ("out\n", "err\n"))
     # A shell that reads the profile, at home.
     same(run("echo $0 $HOME $USER $LOGNAME; pwd").stdout, "/bin/bash /home/user user user\n/home/user\n")
     same(run("pwd", cwd="/tmp").stdout, "/tmp\n")
@@ -50,8 +50,8 @@ def failures(sandbox):
     same((caught.error.exit_code, caught.error.error), (-1, "signal: killed"))
     with raises(InvalidArgumentException, "cwd '/nowhere' does not exist"):
         run("true", cwd="/nowhere")
-    with raises(AuthenticationException, "invalid username: 'nobody-here'"):
-        run("true", user="nobody-here")
+    with raises(AuthenticationException, "invalid username: 'no-such-user'"):
+        run("true", user="no-such-user")
     # At the deadline the process ends too.
     with raises(TimeoutException):
         run("exec -a at-its-deadline sleep 600", timeout=1)
@@ -83,7 +83,7 @@ def background(sandbox):
     # Without input there is none to write to.
     handle = commands.run("sleep 600", background=True)
     with raises(SandboxException):
-        commands.send_stdin(handle.pid, "to nobody")
+        commands.send_stdin(handle.pid, "unread")
     same(commands.kill(handle.pid), True)
     with raises(CommandExitException) as caught:
         handle.wait()

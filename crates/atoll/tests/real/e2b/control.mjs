@@ -4,7 +4,7 @@ import assert from 'node:assert/strict'
 import { AuthenticationError, Sandbox, SandboxError, SandboxNotFoundError } from 'e2b'
 
 const same = assert.deepEqual
-const NOBODY = 'i' + '0'.repeat(20)
+const UNKNOWN = 'i' + '0'.repeat(20)
 
 function endsIn(info, seconds) {
   const left = (info.endAt - Date.now()) / 1000
@@ -104,10 +104,10 @@ async function networks() {
 
 async function refusals() {
   await assert.rejects(Sandbox.create({ apiKey: 'e2b_' + '0'.repeat(64) }), AuthenticationError)
-  await assert.rejects(Sandbox.connect(NOBODY), SandboxNotFoundError)
-  await assert.rejects(Sandbox.getInfo(NOBODY), SandboxNotFoundError)
-  await assert.rejects(Sandbox.setTimeout(NOBODY, 1000), SandboxNotFoundError)
-  same(await Sandbox.kill(NOBODY), false)
+  await assert.rejects(Sandbox.connect(UNKNOWN), SandboxNotFoundError)
+  await assert.rejects(Sandbox.getInfo(UNKNOWN), SandboxNotFoundError)
+  await assert.rejects(Sandbox.setTimeout(UNKNOWN, 1000), SandboxNotFoundError)
+  same(await Sandbox.kill(UNKNOWN), false)
   await assert.rejects(Sandbox.create('no-such-template'), /no-such-template/)
   const domains = { allowOut: ['example.com'], denyOut: ['0.0.0.0/0'] }
   await assert.rejects(Sandbox.create({ network: domains }), SandboxError)

@@ -189,8 +189,8 @@ def lists():
 def networks():
     with Sandbox.create(timeout=100, allow_internet_access=False) as sandbox:
         same(sandbox.get_info().allow_internet_access, False)
-    asked = {"allow_out": ["1.1.1.1", "9.9.9.0/24"], "deny_out": ["0.0.0.0/0"]}
-    with Sandbox.create(timeout=100, network=asked) as sandbox:
+    rules = {"allow_out": ["1.1.1.1", "9.9.9.0/24"], "deny_out": ["0.0.0.0/0"]}
+    with Sandbox.create(timeout=100, network=rules) as sandbox:
         network = sandbox.get_info().network
         same((network["allow_out"], network["deny_out"]), (["1.1.1.1", "9.9.9.0/24"], ["0.0.0.0/0"]))
         # Everything that is not named is cleared.

@@ -10,10 +10,10 @@ use crate::harness::DEADLINE;
 
 /// Makes a sandbox; its id.
 async fn make(client: &Client, more: Value) -> String {
-    let mut asked = json!({ "templateID": "base", "timeout": 100 });
+    let mut request = json!({ "templateID": "base", "timeout": 100 });
     let more = more.as_object().unwrap().clone();
-    asked.as_object_mut().unwrap().extend(more);
-    let made = client.post("/e2b/v2/sandboxes", &asked).await;
+    request.as_object_mut().unwrap().extend(more);
+    let made = client.post("/e2b/v2/sandboxes", &request).await;
     assert_eq!(made.status, 201, "{made:?}");
     made.json()["sandboxID"].as_str().unwrap().to_owned()
 }
@@ -47,8 +47,8 @@ async fn refreshes_only_extend_the_lifetime() {
     let client = server.client();
     let id = make(&client, json!({})).await;
     let before = info(&client, &id).await["endAt"].clone();
-    for asked in [json!({}), json!({ "duration": 5 })] {
-        let answer = act(&client, &id, "refreshes", asked).await;
+    for request in [json!({}), json!({ "duration": 5 })] {
+        let answer = act(&client, &id, "refreshes", request).await;
         assert_eq!(answer.status, 204, "{answer:?}");
         assert_eq!(info(&client, &id).await["endAt"], before);
     }
@@ -84,8 +84,8 @@ async fn older_clients_resume_paused_and_list_running_sandboxes() {
     // The action at the timeout can be changed.
     assert_eq!(info(&client, &id).await["lifecycle"]["onTimeout"], "kill");
     assert_eq!(act(&client, &id, "pause", json!({})).await.status, 204);
-    let asked = json!({ "timeout": 60, "autoPause": true });
-    assert_eq!(act(&client, &id, "resume", asked).await.status, 201);
+    let request = json!({ "timeout": 60, "autoPause": true });
+    assert_eq!(act(&client, &id, "resume", request).await.status, 201);
     assert_eq!(info(&client, &id).await["lifecycle"]["onTimeout"], "pause");
 
     let both = client.get("/e2b/v2/sandboxes").await;
@@ -121,12 +121,12 @@ async fn pause_reports_kind_and_time_and_traffic_resumes_both_kinds() {
     let server = Server::start().await;
     let client = server.client();
     for (memory, mode) in [(true, "full"), (false, "filesystem")] {
-        let asked = json!({
+        let request = json!({
             "autoPause": true, "autoPauseMemory": memory, "autoResume": { "enabled": true },
         });
         let made = json!({ "templateID": "base", "timeout": 100 });
         let mut made = made.as_object().unwrap().clone();
-        made.extend(asked.as_object().unwrap().clone());
+        made.extend(request.as_object().unwrap().clone());
         let made = client.post("/e2b/v2/sandboxes", &made.into()).await.json();
         let agent = Agent::new(&client, &made);
         assert!(info(&client, &agent.id).await.get("pauseMode").is_none());
@@ -266,10 +266,10 @@ async fn unsupported_fields_are_refused_and_unknown_ones_logged() {
         ),
         ("network", json!({ "denyOut": ["example.com"] })),
     ] {
-        let asked = json!({ "templateID": "base", field: value });
+        let request = json!({ "templateID": "base", field: value });
         for version in ["", "/v2"] {
             let answer = client
-                .post(&format!("/e2b{version}/sandboxes"), &asked)
+                .post(&format!("/e2b{version}/sandboxes"), &request)
                 .await;
             refused(&answer, 400);
         }
@@ -296,9 +296,9 @@ async fn unsupported_fields_are_refused_and_unknown_ones_logged() {
             ("content-type", "application/json"),
             ("idempotency-key", key),
         ];
-        let asked = r#"{"templateID":"base"}"#;
+        let request = r#"{"templateID":"base"}"#;
         let answer = client
-            .send("POST", "/e2b/v2/sandboxes", &headers, asked)
+            .send("POST", "/e2b/v2/sandboxes", &headers, request)
             .await;
         refused(&answer, 400);
     }
@@ -308,12 +308,12 @@ async fn unsupported_fields_are_refused_and_unknown_ones_logged() {
     assert!(!server.log().contains("unknown fields"));
 
     // Each by its name alone, in the line of its request.
-    let asked = json!({ "timeout": 100, "odd-body": "s3cret" });
-    assert_eq!(act(&client, id, "connect", asked).await.status, 200);
+    let request = json!({ "timeout": 100, "odd-body": "s3cret" });
+    assert_eq!(act(&client, id, "connect", request).await.status, 200);
     let listed = client.get("/e2b/v2/sandboxes?odd-query=s3cret").await;
     assert_eq!(listed.array().len(), 1);
-    let asked = json!({ "path": "/tmp", "odd-message": "s3cret" });
-    let found = agent.call("filesystem.Filesystem/Stat", &asked).await;
+    let request = json!({ "path": "/tmp", "odd-message": "s3cret" });
+    let found = agent.call("filesystem.Filesystem/Stat", &request).await;
     assert_eq!(found.status, 200, "{found:?}");
     let path = "/files?path=/etc/hostname&odd-file=s3cret";
     assert_eq!(agent.ask("GET", path, &[], "").await.status, 200);
@@ -348,17 +348,17 @@ const LATER: &[(&str, &str)] = &[
 async fn unsupported_routes_return_501_to_authorized_callers() {
     let server = Server::start().await;
     let client = server.client();
-    let nobody = client.with_key(Some(&format!("e2b_{}", "0".repeat(64))));
+    let invalid = client.with_key(Some(&format!("e2b_{}", "0".repeat(64))));
     for (method, path) in LATER {
         let path = format!("/e2b{path}");
-        refused(&nobody.send(method, &path, &[], "").await, 401);
+        refused(&invalid.send(method, &path, &[], "").await, 401);
         let answer = client.send(method, &path, &[], "").await;
         refused(&answer, 501);
         let message = answer.json()["message"].to_string();
         assert!(message.contains("does not support"), "{message}");
     }
-    let asked = json!({ "templateID": "code-interpreter-v1" });
-    let answer = client.post("/e2b/v2/sandboxes", &asked).await;
+    let request = json!({ "templateID": "code-interpreter-v1" });
+    let answer = client.post("/e2b/v2/sandboxes", &request).await;
     refused(&answer, 501);
     assert!(
         answer.json()["message"]

@@ -19,23 +19,23 @@ from expect import raises, same
 
 async def commands(sandbox):
     run = sandbox.commands.run
-    said, complained = [], []
+    stdout, stderr = [], []
     result = await run(
         "echo $A; echo err >&2; pwd; whoami",
-        on_stdout=said.append,
-        on_stderr=complained.append,
+        on_stdout=stdout.append,
+        on_stderr=stderr.append,
         cwd="/tmp",
         user="root",
     )
     same((result.stdout, result.stderr), ("1\n/tmp\nroot\n", "err\n"))
-    same(("".join(said), "".join(complained)), (result.stdout, result.stderr))
+    same(("".join(stdout), "".join(stderr)), (result.stdout, result.stderr))
     with raises(CommandExitException) as caught:
         await run("exit 3")
     same((caught.error.exit_code, caught.error.error), (3, "exit status 3"))
     with raises(InvalidArgumentException, "cwd '/nowhere' does not exist"):
         await run("true", cwd="/nowhere")
-    with raises(AuthenticationException, "invalid username: 'nobody-here'"):
-        await run("true", user="nobody-here")
+    with raises(AuthenticationException, "invalid username: 'no-such-user'"):
+        await run("true", user="no-such-user")
     with raises(TimeoutException):
         await run("sleep 600", timeout=1)
     # Many at once.

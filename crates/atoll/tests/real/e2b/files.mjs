@@ -46,8 +46,8 @@ async function contents(files) {
   await files.writeFiles([{ path: 'b/1', data: 'x' }])
   await files.write('packed', 'gzip '.repeat(100_000), { gzip: true })
   same(await files.read('packed', { gzip: true }), 'gzip '.repeat(100_000))
-  same((await files.write('said', 'x', { metadata: { Key: 'value' } })).metadata, { key: 'value' })
-  same((await files.getInfo('said')).metadata, { key: 'value' })
+  same((await files.write('labelled', 'x', { metadata: { Key: 'value' } })).metadata, { key: 'value' })
+  same((await files.getInfo('labelled')).metadata, { key: 'value' })
 }
 
 async function tree(sandbox) {
@@ -79,8 +79,8 @@ async function refused(files) {
   await assert.rejects(files.list('hello.txt'), InvalidArgumentError)
   await assert.rejects(files.read('/tmp'), InvalidArgumentError)
   await assert.rejects(files.write('/tmp', 'x'), InvalidArgumentError)
-  await assert.rejects(files.read('hello.txt', { user: 'nobody-here' }), AuthenticationError)
-  await assert.rejects(files.list('.', { user: 'nobody-here' }), AuthenticationError)
+  await assert.rejects(files.read('hello.txt', { user: 'no-such-user' }), AuthenticationError)
+  await assert.rejects(files.list('.', { user: 'no-such-user' }), AuthenticationError)
 }
 
 async function full(sandbox) {

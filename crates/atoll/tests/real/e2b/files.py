@@ -82,12 +82,12 @@ def packed(files):
 
 
 def metadata(files):
-    info = files.write("said", "x", metadata={"Author": "ann", "purpose": "a test"})
-    said = {"author": "ann", "purpose": "a test"}
-    same(info.metadata, said)
-    same(files.get_info("said").metadata, said)
-    same([it.metadata for it in files.list(".") if it.name == "said"], [said])
-    same(files.rename("said", "moved").metadata, said)
+    info = files.write("labelled", "x", metadata={"Author": "ann", "purpose": "a test"})
+    expected = {"author": "ann", "purpose": "a test"}
+    same(info.metadata, expected)
+    same(files.get_info("labelled").metadata, expected)
+    same([it.metadata for it in files.list(".") if it.name == "labelled"], [expected])
+    same(files.rename("labelled", "moved").metadata, expected)
     # Each upload replaces all of it.
     files.write("moved", "y", metadata={"author": "bob"})
     same(files.get_info("moved").metadata, {"author": "bob"})
@@ -105,8 +105,8 @@ def described(sandbox):
     same((info.name, info.type, info.path), ("file.txt", FileType.FILE, "/home/user/d/file.txt"))
     same((info.size, info.mode, info.permissions), (5, 0o640, "-rw-r-----"))
     same((info.owner, info.group, info.symlink_target), ("user", "user", None))
-    said = sandbox.commands.run("stat -c %Y d/file.txt").stdout
-    same(int(info.modified_time.timestamp()), int(said))
+    output = sandbox.commands.run("stat -c %Y d/file.txt").stdout
+    same(int(info.modified_time.timestamp()), int(output))
     directory = files.get_info("d")
     same((directory.type, directory.permissions), (FileType.DIR, "drwxr-xr-x"))
     assert directory.size > 0
@@ -189,12 +189,12 @@ def users(sandbox):
     files.write("/root/hidden", "taken")
     same(files.get_info("/root/hidden").owner, "user")
     for call in [
-        lambda: files.read("mine", user="nobody-here"),
-        lambda: files.write("mine", "x", user="nobody-here"),
-        lambda: files.list(".", user="nobody-here"),
-        lambda: files.make_dir("d", user="nobody-here"),
+        lambda: files.read("mine", user="no-such-user"),
+        lambda: files.write("mine", "x", user="no-such-user"),
+        lambda: files.list(".", user="no-such-user"),
+        lambda: files.make_dir("d", user="no-such-user"),
     ]:
-        with raises(AuthenticationException, "invalid username: 'nobody-here'"):
+        with raises(AuthenticationException, "invalid username: 'no-such-user'"):
             call()
 
 
@@ -274,7 +274,7 @@ def watched(sandbox):
     with raises(InvalidArgumentException):
         files.watch_dir("w/entry")
     with raises(AuthenticationException):
-        files.watch_dir("w", user="nobody-here")
+        files.watch_dir("w", user="no-such-user")
 
 
 def fetch(url, data=None, headers=None):
@@ -336,7 +336,7 @@ def signed(sandbox):
 
 
 def inside(sandbox):
-    """What its daemon tells, and what it does not."""
+    """Routes of the daemon in the sandbox, and routes that are not exposed."""
     headers = {
         "E2b-Sandbox-Id": sandbox.sandbox_id,
         "E2b-Sandbox-Port": "49983",
@@ -346,9 +346,9 @@ def inside(sandbox):
     status, body = fetch(base + "/envs", headers=headers)
     same((status, json.loads(body)["GREETING"]), (200, "hello"))
     status, body = fetch(base + "/metrics", headers=headers)
-    told = json.loads(body)
+    metrics = json.loads(body)
     same(status, 200)
-    assert told["mem_total"] >= told["mem_used"] > 0 and told["cpu_count"] >= 1 and told["disk_total"] > 0, told
+    assert metrics["mem_total"] >= metrics["mem_used"] > 0 and metrics["cpu_count"] >= 1 and metrics["disk_total"] > 0, metrics
     for path in ["/init", "/freeze", "/unfreeze", "/fsfreeze", "/upgrade"]:
         status, body = fetch(base + path, b"{}", headers)
         same((status, json.loads(body)["code"]), (404, 404))

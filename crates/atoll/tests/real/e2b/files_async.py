@@ -55,9 +55,9 @@ async def refused(files):
     with raises(InvalidArgumentException, "is a directory"):
         await files.read("/tmp")
     with raises(AuthenticationException):
-        await files.read("hello.txt", user="nobody-here")
+        await files.read("hello.txt", user="no-such-user")
     with raises(AuthenticationException):
-        await files.get_info("hello.txt", user="nobody-here")
+        await files.get_info("hello.txt", user="no-such-user")
 
 
 async def full(sandbox):

@@ -1,4 +1,4 @@
-"""A server that takes few requests a second: who sends more is told so, in calls and in streams."""
+"""A server with a low rate limit: excess requests fail with a rate limit error, in calls and in streams."""
 
 import asyncio
 

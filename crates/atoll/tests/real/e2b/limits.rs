@@ -10,10 +10,10 @@ use crate::api::Server;
 async fn resume_on_a_full_machine_fails_and_keeps_the_pause() {
     let mut server = Server::start().await;
     let client = server.client();
-    let asked = json!({
+    let request = json!({
         "templateID": "base", "timeout": 100, "autoPause": true, "autoResume": { "enabled": true },
     });
-    let made = client.post("/e2b/v2/sandboxes", &asked).await.json();
+    let made = client.post("/e2b/v2/sandboxes", &request).await.json();
     let id = made["sandboxID"].as_str().unwrap().to_owned();
     let path = format!("/e2b/sandboxes/{id}");
     let files_only = json!({ "memory": false });
@@ -30,7 +30,7 @@ async fn resume_on_a_full_machine_fails_and_keeps_the_pause() {
             "a connect",
             client.post(&format!("{path}/connect"), &connect).await,
         ),
-        ("a create", client.post("/e2b/v2/sandboxes", &asked).await),
+        ("a create", client.post("/e2b/v2/sandboxes", &request).await),
     ] {
         let refusal = refused.json();
         assert_eq!(

@@ -1,9 +1,9 @@
-"""Packets are really stopped. Somebody at 1.1.1.1 and at 9.9.9.9 greets whoever gets there."""
+"""Network rules block packets. Servers at 1.1.1.1 and 9.9.9.9 greet every client that connects."""
 
 from e2b import CommandExitException, Sandbox
 from expect import same
 
-EVERYBODY = ["1.1.1.1", "9.9.9.9"]
+ALL = ["1.1.1.1", "9.9.9.9"]
 
 
 def reached(sandbox):
@@ -14,19 +14,19 @@ def reached(sandbox):
         except CommandExitException:
             return False
 
-    return [address for address in EVERYBODY if greeted(address)]
+    return [address for address in ALL if greeted(address)]
 
 
 with Sandbox.create(timeout=100) as sandbox:
-    same(reached(sandbox), EVERYBODY)
+    same(reached(sandbox), ALL)
     sandbox.update_network({"deny_out": ["1.1.1.1"]})
     same(reached(sandbox), ["9.9.9.9"])
     sandbox.update_network({"allow_out": ["1.1.1.1"], "deny_out": ["0.0.0.0/0"]})
     same(reached(sandbox), ["1.1.1.1"])
     sandbox.update_network({})
-    same(reached(sandbox), EVERYBODY)
+    same(reached(sandbox), ALL)
 with Sandbox.create(timeout=100, allow_internet_access=False) as sandbox:
     same(reached(sandbox), [])
-asked = {"allow_out": ["9.9.9.0/24"], "deny_out": ["0.0.0.0/0"]}
-with Sandbox.create(timeout=100, network=asked) as sandbox:
+rules = {"allow_out": ["9.9.9.0/24"], "deny_out": ["0.0.0.0/0"]}
+with Sandbox.create(timeout=100, network=rules) as sandbox:
     same(reached(sandbox), ["9.9.9.9"])

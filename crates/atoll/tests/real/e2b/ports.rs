@@ -61,8 +61,8 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 "#;
 
 /// A sandbox that serves, and what its create answered.
-pub(super) async fn serving(client: &Client, asked: Value) -> (String, Value) {
-    let made = client.post("/e2b/v2/sandboxes", &asked).await;
+pub(super) async fn serving(client: &Client, request: Value) -> (String, Value) {
+    let made = client.post("/e2b/v2/sandboxes", &request).await;
     assert_eq!(made.status, 201, "{made:?}");
     let made = made.json();
     let id = made["sandboxID"].as_str().unwrap().to_owned();
@@ -185,8 +185,8 @@ async fn non_public_port_requires_the_traffic_token() {
     let server = Server::start().await;
     let client = server.client();
     let network = json!({ "allowPublicTraffic": false });
-    let asked = json!({ "templateID": "base", "timeout": 100, "network": network });
-    let (id, made) = serving(&client, asked).await;
+    let request = json!({ "templateID": "base", "timeout": 100, "network": network });
+    let (id, made) = serving(&client, request).await;
     let token = made["trafficAccessToken"].as_str().unwrap();
     let envd = made["envdAccessToken"].as_str().unwrap();
     for wrong in [None, Some(envd), Some("")] {
@@ -208,10 +208,10 @@ async fn port_request_resumes_only_sandboxes_with_auto_resume() {
     let server = Server::start().await;
     let client = server.client();
     for wakes in [true, false] {
-        let asked = json!({
+        let request = json!({
             "templateID": "base", "timeout": 100, "autoPause": true, "autoResume": { "enabled": wakes },
         });
-        let (id, _) = serving(&client, asked).await;
+        let (id, _) = serving(&client, request).await;
         let paused = client
             .post(&format!("/e2b/sandboxes/{id}/pause"), &json!({}))
             .await;

@@ -21,8 +21,8 @@ async fn private(client: &Client) -> String {
 }
 
 async fn key(client: &Client, scope: &str) -> String {
-    let asked = json!({ "name": scope, "scope": scope });
-    let made = client.post("/keys", &asked).await.json();
+    let request = json!({ "name": scope, "scope": scope });
+    let made = client.post("/keys", &request).await.json();
     made["key"].as_str().unwrap().to_owned()
 }
 
@@ -182,8 +182,8 @@ async fn private_port_accepts_keys_tickets_and_the_traffic_token() {
 async fn unauthenticated_requests_do_not_prevent_idling() {
     let server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "pause" });
-    let id = client.sandbox(&asked).await;
+    let request = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "pause" });
+    let id = client.sandbox(&request).await;
     let path = format!("/sandboxes/{id}");
     let idle = async {
         while client.get(&path).await.json()["state"] != "paused" {
@@ -570,8 +570,8 @@ async fn port_of_the_e2b_api_is_public_unless_secured() {
     let public = json!({ "templateID": "base", "timeout": 100 });
     let secured =
         json!({ "templateID": "base", "timeout": 100, "network": { "allowPublicTraffic": false } });
-    for (asked, status) in [(public, 200), (secured, 403)] {
-        let (id, _) = serving(&client, asked).await;
+    for (request, status) in [(public, 200), (secured, 403)] {
+        let (id, _) = serving(&client, request).await;
         let page = ask(&client, &id, (PORT, false), "/", &[]).await;
         assert_eq!(page.status, status, "{page:?}");
         // A key of its org is enough for either.

@@ -16,8 +16,8 @@ fn request_id(answer: &Answer) -> Option<String> {
 async fn sandbox_requests_have_ids_and_are_logged_and_counted() {
     let server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "templateID": "base", "timeout": 100 });
-    let (id, made) = serving(&client, asked).await;
+    let body = json!({ "templateID": "base", "timeout": 100 });
+    let (id, made) = serving(&client, body).await;
     let token = made["envdAccessToken"].as_str().unwrap();
     let agent = async |method: &str, path: &str, token: &str| {
         let headers = [("e2b-sandbox-id", id.as_str()), ("x-access-token", token)];
@@ -99,8 +99,10 @@ async fn authorized_requests_to_a_sandbox_are_rate_limited() {
     assert_eq!(refused.json()["code"], 429);
     assert_eq!(refused.headers["retry-after"], "1");
     // Unauthenticated requests do not count against the limit of authorized callers.
-    let nobody = [("e2b-sandbox-id", id.as_str())];
-    let answer = client.send("GET", "/envs", &nobody, Bytes::new()).await;
+    let unauthenticated = [("e2b-sandbox-id", id.as_str())];
+    let answer = client
+        .send("GET", "/envs", &unauthenticated, Bytes::new())
+        .await;
     assert_eq!(answer.status, 401);
     server.close().await;
 }
@@ -111,9 +113,9 @@ async fn api_host_of_the_domain_serves_the_control_api() {
     let client = server.client();
     let api = format!("API.{DOMAIN}:8443");
     let headers = [("host", api.as_str()), ("content-type", "application/json")];
-    let asked = json!({ "templateID": "base", "timeout": 60 }).to_string();
+    let request = json!({ "templateID": "base", "timeout": 60 }).to_string();
     let made = client
-        .send("POST", "/v2/sandboxes", &headers, asked.clone())
+        .send("POST", "/v2/sandboxes", &headers, request.clone())
         .await;
     assert_eq!(made.status, 201, "{made:?}");
     let id = made.json()["sandboxID"].as_str().unwrap().to_owned();
@@ -134,7 +136,7 @@ async fn api_host_of_the_domain_serves_the_control_api() {
     for host in ["api.evil.test", DOMAIN, &format!("x.{DOMAIN}")] {
         let headers = [("host", host), ("content-type", "application/json")];
         let refused = client
-            .send("POST", "/v2/sandboxes", &headers, asked.clone())
+            .send("POST", "/v2/sandboxes", &headers, request.clone())
             .await;
         assert_eq!(refused.status, 421, "{host} {refused:?}");
     }

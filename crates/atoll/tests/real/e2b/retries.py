@@ -1,4 +1,4 @@
-"""An answer that is lost on its way: the client asks again by itself, with the same key, and gets the same sandbox."""
+"""A lost response: the client repeats the request with the same idempotency key and gets the same sandbox."""
 
 import http.server
 import inspect
@@ -11,9 +11,9 @@ from expect import raises, same
 
 
 class Losing(http.server.BaseHTTPRequestHandler):
-    """Hands requests on, and loses the first answer."""
+    """Forwards requests and replaces the first response by an error."""
 
-    asked = []
+    keys = []
 
     def log_message(self, *_):
         pass
@@ -24,13 +24,13 @@ class Losing(http.server.BaseHTTPRequestHandler):
         headers = {name: self.headers[name] for name in names if self.headers[name]}
         request = urllib.request.Request(os.environ["E2B_SANDBOX_URL"] + "/e2b" + self.path, body, headers)
         with urllib.request.urlopen(request) as answer:
-            said = answer.read()
-        self.asked.append(self.headers["Idempotency-Key"])
-        self.send_response(503 if len(self.asked) == 1 else 201)
+            content = answer.read()
+        self.keys.append(self.headers["Idempotency-Key"])
+        self.send_response(503 if len(self.keys) == 1 else 201)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(said)
+        self.wfile.write(content)
 
 
 def count():
@@ -42,7 +42,7 @@ def main():
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{proxy.server_port}"
     sandbox = Sandbox.create(timeout=100, idempotency_key="once", api_url=url)
-    same(Losing.asked, ["once", "once"])
+    same(Losing.keys, ["once", "once"])
     same(count(), 1)
     # A repeated request returns the same sandbox; a different request with the same key is refused.
     same(Sandbox.create(timeout=100, idempotency_key="once").sandbox_id, sandbox.sandbox_id)

@@ -62,7 +62,7 @@ fn shaped(what: &str, value: &Value, fields: &[&[(&str, Kind)]]) {
     }
     for name in object.keys() {
         let known = fields.iter().any(|(field, _)| field == name);
-        assert!(known, "{what}.{name} is nowhere told of: {value}");
+        assert!(known, "{what}.{name} is not documented: {value}");
     }
 }
 
@@ -229,8 +229,8 @@ async fn files_and_processes_have_the_fields_that_clients_parse() {
     let octets = [("content-type", "application/octet-stream")];
     let written = agent.ask("POST", "/files?path=a", &octets, "12345").await;
     shaped("written", &written.array()[0], &[WRITTEN]);
-    let said = [octets[0], ("x-metadata-key", "value")];
-    let written = agent.ask("POST", "/files?path=b", &said, "12345").await;
+    let headers = [octets[0], ("x-metadata-key", "value")];
+    let written = agent.ask("POST", "/files?path=b", &headers, "12345").await;
     shaped(
         "written",
         &written.array()[0],
@@ -243,12 +243,12 @@ async fn files_and_processes_have_the_fields_that_clients_parse() {
         .rest()
         .await;
     let service = |name: &str| format!("filesystem.Filesystem/{name}");
-    for (name, asked) in [
+    for (name, request) in [
         ("Stat", json!({ "path": "a" })),
         ("MakeDir", json!({ "path": "directory" })),
         ("Move", json!({ "source": "a", "destination": "c" })),
     ] {
-        let answer = agent.call(&service(name), &asked).await.json();
+        let answer = agent.call(&service(name), &request).await.json();
         shaped(name, &answer, &[&[("entry", Object)]]);
         shaped("EntryInfo", &answer["entry"], &[ENTRY]);
     }
@@ -283,11 +283,11 @@ async fn files_and_processes_have_the_fields_that_clients_parse() {
         .call(&service("MakeDir"), &json!({ "path": "new" }))
         .await;
     let event: &[(&str, Kind)] = &[("name", Text), ("type", Text), ("entry", Object)];
-    let told = watch.next().await.unwrap().1;
-    shaped("WatchDir", &told, &[&[("filesystem", Object)]]);
-    shaped("event", &told["filesystem"], &[event]);
-    shaped("EntryInfo", &told["filesystem"]["entry"], &[ENTRY]);
-    let told = async {
+    let change = watch.next().await.unwrap().1;
+    shaped("WatchDir", &change, &[&[("filesystem", Object)]]);
+    shaped("event", &change["filesystem"], &[event]);
+    shaped("EntryInfo", &change["filesystem"]["entry"], &[ENTRY]);
+    let change = async {
         loop {
             let drained = agent.call(&service("GetWatcherEvents"), &kept).await.json();
             if let Some(first) = drained["events"].get(0) {
@@ -296,8 +296,8 @@ async fn files_and_processes_have_the_fields_that_clients_parse() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let told = tokio::time::timeout(DEADLINE, told).await.unwrap();
-    shaped("event", &told, &[event]);
+    let change = tokio::time::timeout(DEADLINE, change).await.unwrap();
+    shaped("event", &change, &[event]);
     let removed = agent.call(&service("RemoveWatcher"), &kept).await;
     assert_eq!(removed.json(), json!({}));
 
@@ -328,14 +328,16 @@ async fn files_and_processes_have_the_fields_that_clients_parse() {
     assert_eq!(process["pid"], pid);
     let config: &[(&str, Kind)] = &[("cmd", Text), ("args", Texts), ("envs", Map)];
     shaped("ProcessConfig", &process["config"], &[config]);
-    for (name, asked) in [
+    for (name, request) in [
         (
             "SendSignal",
             json!({ "process": { "pid": pid }, "signal": "SIGNAL_SIGKILL" }),
         ),
         ("Update", json!({ "process": { "pid": pid } })),
     ] {
-        let answer = agent.call(&format!("process.Process/{name}"), &asked).await;
+        let answer = agent
+            .call(&format!("process.Process/{name}"), &request)
+            .await;
         assert_eq!((answer.status, answer.json()), (200, json!({})), "{name}");
     }
     let missing = agent

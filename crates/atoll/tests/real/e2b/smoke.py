@@ -1,4 +1,4 @@
-"""The first thing anybody tries."""
+"""The first example of the quick start."""
 
 from e2b import Sandbox
 

@@ -173,8 +173,8 @@ async fn open_streams_are_aborted_when_their_sandbox_ends() {
 async fn ask_until_gone(agent: &Agent, slow: bool, answered: &Notify) {
     loop {
         let answer = if slow {
-            let asked = json!({ "path": "/usr", "depth": 3 });
-            agent.call("filesystem.Filesystem/ListDir", &asked).await
+            let request = json!({ "path": "/usr", "depth": 3 });
+            agent.call("filesystem.Filesystem/ListDir", &request).await
         } else {
             let octets = [("content-type", "application/octet-stream")];
             agent.ask("POST", "/files?path=x", &octets, "x").await
@@ -252,8 +252,8 @@ async fn lost_output_fails_the_stream_with_data_loss() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
-    let patience = DEADLINE + Duration::from_mins(1);
-    tokio::time::timeout(patience, written).await.unwrap();
+    let deadline = DEADLINE + Duration::from_mins(1);
+    tokio::time::timeout(deadline, written).await.unwrap();
     let (code, message) = failure(&mut stream).await;
     assert_eq!(code, "data_loss");
     assert!(message.contains("bytes of output"), "{message}");
@@ -280,8 +280,8 @@ async fn rate_limit_errors_use_the_format_of_the_called_api() {
     );
     let mut limited = Vec::new();
     for _ in 0..1000 {
-        let asked = json!({ "process": { "pid": 1 } });
-        let mut stream = agent.open("process.Process/Connect", &asked, &[]).await;
+        let request = json!({ "process": { "pid": 1 } });
+        let mut stream = agent.open("process.Process/Connect", &request, &[]).await;
         assert_eq!(stream.status, 200);
         limited.push(failure(&mut stream).await.0);
         if limited.last().unwrap() == "resource_exhausted" {
@@ -305,8 +305,8 @@ async fn rate_limit_errors_use_the_format_of_the_called_api() {
     );
     assert_eq!(refused.headers["retry-after"], "1");
     // A key that is no good is no good, however often it comes.
-    let nobody = client.with_key(Some("e2b_00"));
-    assert_eq!(nobody.get("/e2b/v2/sandboxes").await.status, 401);
+    let invalid = client.with_key(Some("e2b_00"));
+    assert_eq!(invalid.get("/e2b/v2/sandboxes").await.status, 401);
     // The cleanup must not be refused.
     server.kill_and_start_with(&[]);
     server.close().await;

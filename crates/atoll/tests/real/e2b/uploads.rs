@@ -25,7 +25,7 @@ async fn file_metadata_is_printable_and_bounded() {
         ("x-metadata-k", &over, 400),
     ] {
         let headers = [octets, (name, value)];
-        let path = "/files?path=said";
+        let path = "/files?path=labelled";
         let answer = agent.ask("POST", path, &headers, "x").await;
         // A file system may have less room for it than we take.
         let full = answer.status == 507 && value.len() > 4000;
