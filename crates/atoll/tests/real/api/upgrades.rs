@@ -138,10 +138,11 @@ async fn all_end(client: &Client, counters: Vec<Counter>) {
     join_all(counters.into_iter().map(|counter| counter.end(client))).await;
 }
 
-/// Makes a sandbox under this build, and uses it.
+/// Creates a sandbox under this build's keeper, and uses it. A durable sandbox never comes from the warm pool, which
+/// may have been adopted with the keeper of the other build.
 async fn new(client: &Client) -> String {
     let id = client
-        .sandbox(&json!({ "timeout": 0, "memoryMB": 64 }))
+        .sandbox(&json!({ "timeout": 0, "memoryMB": 64, "durable": true }))
         .await;
     assert_eq!(client.line(&id, "echo new").await, "new\n");
     id
