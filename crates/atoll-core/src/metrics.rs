@@ -75,7 +75,7 @@ impl Metrics {
                 .get_or_create(&of)
                 .observe(duration.as_secs_f64());
             template
-        } else if self.known().contains(template) {
+        } else if self.lock_known_templates().contains(template) {
             template.to_owned()
         } else {
             // The name may be invented by the caller.
@@ -91,13 +91,13 @@ impl Metrics {
         self.queue_wait.observe(waited.as_secs_f64());
     }
 
-    fn known(&self) -> MutexGuard<'_, HashSet<String>> {
+    fn lock_known_templates(&self) -> MutexGuard<'_, HashSet<String>> {
         lock(&self.templates)
     }
 
     /// Label value for an existing template.
     fn label(&self, template: &str) -> String {
-        let mut known = self.known();
+        let mut known = self.lock_known_templates();
         if known.contains(template) || known.len() < MAX_TEMPLATE_LABELS {
             known.insert(template.to_owned());
             return template.to_owned();

@@ -488,7 +488,7 @@ fn poll_until(timeout: Duration, is_so: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Removes a directory and those below it. A group whose last process is still on its way out is
+/// Removes a directory and those below it. A group whose last process is still exiting is
 /// busy for a moment longer than `populated` says.
 fn remove_tree(path: &Path) -> Result<(), Error> {
     // The common case: nothing below.

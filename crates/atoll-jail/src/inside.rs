@@ -29,7 +29,7 @@ pub(crate) fn init(server: Server) {
     let Made {
         boot,
         oom_score,
-        password,
+        cookie,
         views,
     } = match setup::become_sandbox(&server) {
         Ok(made) => made,
@@ -38,7 +38,7 @@ pub(crate) fn init(server: Server) {
             return;
         }
     };
-    let launcher = Launcher::new(oom_score, password);
+    let launcher = Launcher::new(oom_score, cookie);
     let (Ok(signals), Ok(launcher)) = (sys::child_signals(), launcher) else {
         return;
     };

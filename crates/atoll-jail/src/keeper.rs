@@ -59,7 +59,7 @@ struct Keeper {
     /// Locks of the instance, held for the life of the keeper.
     held: Vec<OwnedFd>,
     /// Clones the next PID 1.
-    cradle: InitSpawner,
+    spawner: InitSpawner,
 }
 
 /// Descriptors of a sandbox, held for the next server.
@@ -88,7 +88,7 @@ impl HeldSandbox {
 fn run() -> Result<(), Error> {
     // The umask of the server's caller must not apply to files that processes of a sandbox create before they set their own.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let cradle = InitSpawner::new().step(|| "reserve descriptors".into())?;
+    let spawner = InitSpawner::new().step(|| "reserve descriptors".into())?;
     // Our server's socket is our standard input, the listening one our standard output.
     let take = |stream: BorrowedFd<'_>| {
         let taken = stream.try_clone_to_owned();
@@ -115,7 +115,7 @@ fn run() -> Result<(), Error> {
         sandboxes: BTreeMap::new(),
         dead: Vec::new(),
         held: Vec::new(),
-        cradle,
+        spawner,
     };
     while keeper.is_needed() {
         keeper.poll_once(&signals)?;
@@ -144,7 +144,7 @@ impl Keeper {
             ready.push(PollFd::new(listener, PollFlags::IN));
             ready.len() - 1
         });
-        let gate = self.cradle.gate().map(|gate| {
+        let gate = self.spawner.gate().map(|gate| {
             ready.push(PollFd::from_borrowed_fd(gate, PollFlags::IN));
             ready.len() - 1
         });
@@ -157,7 +157,7 @@ impl Keeper {
         };
         let (died, spoken, knocked) = (happened(Some(0)), happened(server), happened(listener));
         if happened(gate) {
-            self.cradle.settle();
+            self.spawner.settle();
         }
         if died {
             self.reap_children(signals);

@@ -9,8 +9,8 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 /// Large transfers want large pipes; the kernel gives a megabyte to anyone. One `splice` moves so much at most.
 pub const PIPE: usize = 1 << 20;
 
-/// A pipe between the common one and a file, as between two waters: a splice has its pipe to itself for as long as the
-/// file takes, and who is at the other end of the common one would stand still meanwhile.
+/// A pipe between the shared pipe and a file. A splice locks its pipe for as long as the file takes; without this one
+/// the process at the other end of the shared pipe would block meanwhile.
 #[derive(Debug)]
 pub struct Lock {
     reader: OwnedFd,

@@ -10,7 +10,7 @@
 //! without it would say), an unknown number or a foreign ABI `ENOSYS`. The filter never kills: a program that is refused
 //! can say so. It is the second wall, behind namespaces and capabilities, and looks at registers only: what a pointer
 //! points at may change after the look. That is why `clone3` answers `ENOSYS`, and the C library falls back to `clone`,
-//! whose flags are in a register. PID 1, which needs it, has a password (`for_init`).
+//! whose flags are in a register. PID 1, which needs it, has a cookie (`for_init`).
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the system call policy knows x86-64 and aarch64 only");
@@ -108,8 +108,8 @@ pub(crate) type Clone3Cookie = [u64; 2];
 
 /// The filter with an exception for PID 1: `clone3` passes with the cookie. No process inside can read the memory of PID 1
 /// or of its helpers, or the filter.
-pub(crate) fn for_init(filter: &[Instruction], password: &Clone3Cookie) -> Vec<Instruction> {
-    program::with_cookie(filter, libc::SYS_clone3 as u32, password)
+pub(crate) fn for_init(filter: &[Instruction], cookie: &Clone3Cookie) -> Vec<Instruction> {
+    program::with_cookie(filter, libc::SYS_clone3 as u32, cookie)
 }
 
 /// The name of a system call of this architecture.

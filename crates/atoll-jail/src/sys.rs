@@ -40,7 +40,7 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// kernel's, except shared memory.
 ///
 /// # Safety
-/// The process must have a single thread: the child goes on with a copy of this one only.
+/// The process must have a single thread: the child continues with a copy of this thread only.
 pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Cloned> {
     let mut arguments = clone_arguments(flags, cgroup);
     // SAFETY: the arguments live across the call; without CLONE_VM the child has its own memory.
@@ -73,27 +73,27 @@ pub(crate) fn random_words() -> io::Result<[u64; 2]> {
 /// # Safety
 /// As for [`clone`].
 pub(crate) unsafe fn fork() -> io::Result<Cloned> {
-    // SAFETY: without CLONE_VM the child has its own memory, and goes on with a copy of our stack.
+    // SAFETY: without CLONE_VM the child has its own memory and a copy of our stack.
     match check(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })? {
         0 => Ok(Cloned::Child),
         pid => Ok(Cloned::Parent(pid as i32)),
     }
 }
 
-/// Clones a child that shares this process's memory until it becomes a program or ends, like `vfork`, into a cgroup2
-/// directory if given: this process stands still meanwhile. The child does `work`, below our own frames on our stack; if
-/// that returns, it ends. Its pid is answered; what became of it is where `work` wrote it. The filter requires the cookie.
+/// Clones a child that shares this process's memory until it executes a program or exits, like `vfork`, into a cgroup2
+/// directory if given. This process is suspended meanwhile. The child runs `work` on our stack, below our own frames, and
+/// exits if `work` returns. Returns the pid; `work` stores its own result. The filter requires the cookie.
 ///
 /// # Safety
 /// The process must have a single thread. `work` leaves the heap alone: it may be killed in the middle of anything, and what
-/// it took would never be given back. It does not unwind.
+/// it allocated would never be freed. It does not unwind.
 pub(crate) unsafe fn clone_shared<F: FnMut()>(
     cgroup: Option<BorrowedFd<'_>>,
-    password: &Clone3Cookie,
+    cookie: &Clone3Cookie,
     work: &mut F,
 ) -> io::Result<i32> {
     extern "C" fn child<F: FnMut()>(work: *mut libc::c_void) -> ! {
-        // SAFETY: it is the `work` below, whose owner stands still.
+        // SAFETY: it is the `work` below, whose owner is suspended.
         unsafe { (*work.cast::<F>())() };
         exit(127)
     }
@@ -102,9 +102,10 @@ pub(crate) unsafe fn clone_shared<F: FnMut()>(
     let work: *mut libc::c_void = std::ptr::from_mut(work).cast();
     let run: extern "C" fn(*mut libc::c_void) -> ! = child::<F>;
     let mut result = libc::SYS_clone3;
-    // SAFETY: the arguments live across the call. The child goes on with our registers and our stack pointer, so it
-    // may only go down from here, and never comes back; we go on when it has left this memory, with everything above
-    // the stack pointer as it was but for what `work` changed, which are declared as clobbered or as output.
+    // SAFETY: the arguments live across the call. The child starts with our registers and stack pointer, so it
+    // uses only the stack below, and never returns here; this process resumes when the child has left its memory. Above
+    // the stack pointer only what `work` changed differs. Neither `nomem` nor `readonly` is given, so the compiler
+    // assumes that the block may have written to any memory.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         std::arch::asm!(
@@ -121,8 +122,8 @@ pub(crate) unsafe fn clone_shared<F: FnMut()>(
             inlateout("rax") result,
             in("rdi") arguments,
             in("rsi") size_of::<libc::clone_args>(),
-            in("rdx") password[0],
-            in("r10") password[1],
+            in("rdx") cookie[0],
+            in("r10") cookie[1],
             out("rcx") _,
             out("r11") _,
         );
@@ -143,8 +144,8 @@ pub(crate) unsafe fn clone_shared<F: FnMut()>(
             in("x8") number,
             inlateout("x0") arguments as i64 => result,
             in("x1") size_of::<libc::clone_args>(),
-            in("x2") password[0],
-            in("x3") password[1],
+            in("x2") cookie[0],
+            in("x3") cookie[1],
         );
     }
     if result < 0 {

@@ -6,8 +6,8 @@
 //! never accompanied by descriptors.
 //!
 //! Both ends are mostly built from one source, but a server may meet the keeper, and the sandboxes, of
-//! another version. Each says in its first message what it speaks: up to [`VERSION`], from [`OLDEST`] on. Where the
-//! two have a version in common they speak with each other, and neither says what the other's version does not
+//! another version. The first message of each has its range of versions, [`OLDEST`] to [`VERSION`]. If the ranges
+//! overlap, they communicate, and neither sends a message that the other's version does not
 //! have. The encoding of the two `Hello`s, and of a `Hold` without a sandbox, never changes.
 
 mod boot;

@@ -1,4 +1,4 @@
-//! Sandboxes that stand still.
+//! Freezing and thawing the processes of a sandbox.
 
 use std::fs;
 use std::path::Path;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::{SandboxCgroup, number_after, poll_until, wait_until, write};
 use crate::Error;
 
-/// How long most take to stand still, also where others use all processors.
+/// Time within which most sandboxes freeze, even if other processes use all processors.
 const FREEZE_GRACE: Duration = Duration::from_millis(20);
 
 impl SandboxCgroup {
-    /// Lets every process of the sandbox stand still; returns when they do. If one does not in time, all go on.
+    /// Freezes all processes of the sandbox and waits for it. Thaws them if one does not freeze in time.
     pub fn freeze(&self) -> Result<(), Error> {
         if self.request_freeze()? {
             return Ok(());
@@ -19,13 +19,13 @@ impl SandboxCgroup {
         self.wait_frozen()
     }
 
-    /// Lets every process of the sandbox stand still; whether they do after a moment.
+    /// Starts to freeze all processes; true if they are frozen within `FREEZE_GRACE`.
     pub fn request_freeze(&self) -> Result<bool, Error> {
         write(&self.v2.join("cgroup.freeze"), "1")?;
         Ok(poll_until(FREEZE_GRACE, || self.is_fully_frozen()))
     }
 
-    /// Waits until they do. If one does not in time, all go on.
+    /// Waits until all are frozen. Thaws them if one does not freeze in time.
     pub fn wait_frozen(&self) -> Result<(), Error> {
         let what = || format!("wait until {} stands still", self.v2.display());
         wait_until(what, || self.is_fully_frozen()).inspect_err(|_| {
@@ -76,7 +76,7 @@ impl SandboxCgroup {
         write(&self.v2.join("cgroup.freeze"), "0")
     }
 
-    /// The sandbox stands still, or will in a moment.
+    /// Whether the sandbox is frozen or is being frozen.
     pub fn is_frozen(&self) -> bool {
         let set = fs::read_to_string(self.v2.join("cgroup.freeze"));
         set.is_ok_and(|set| set.trim() == "1")

@@ -1,12 +1,11 @@
-//! Starting a program.
+//! Starts programs.
 //!
-//! The child shares PID 1's memory until it becomes the program, as after `vfork`, and PID 1 stands still meanwhile:
-//! nothing is copied for a process that leaves it all behind at once, and why it could not is read where the child wrote
-//! it. It is in the exec's cgroup from its first moment: if something inside stops it on its way, a kill from outside
-//! sets PID 1 free.
+//! The child shares PID 1's memory until it executes the program, as after `vfork`, and PID 1 is suspended meanwhile:
+//! no memory is copied for a process that replaces it at once, and the child stores its error where PID 1 reads it. The
+//! child is in the exec's cgroup from the start: if a process inside stops it, a kill from outside resumes PID 1.
 //!
-//! The heap is PID 1's, and the child may be killed at any moment: it takes nothing from it and gives nothing back. PID 1
-//! has everything ready that it needs ([`Launch`]); the child makes system calls and nothing else.
+//! The heap is PID 1's, and the child may be killed at any moment: it neither allocates nor frees. PID 1 prepares all
+//! that it needs ([`Launch`]); the child only makes system calls.
 
 use std::ffi::{CStr, CString, NulError};
 use std::fs::File;
@@ -46,17 +45,17 @@ pub(super) struct Launcher {
     /// User of the last program.
     known: Option<Known>,
     /// For `clone3`.
-    password: Clone3Cookie,
+    cookie: Clone3Cookie,
 }
 
 impl Launcher {
-    pub(super) fn new(oom_score: File, password: Clone3Cookie) -> io::Result<Self> {
+    pub(super) fn new(oom_score: File, cookie: Clone3Cookie) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self {
             oom_score,
             processes: rustix::fs::open(c"/proc", flags, Mode::empty())?,
             known: None,
-            password,
+            cookie,
         })
     }
 
@@ -176,7 +175,7 @@ impl Directory {
     }
 }
 
-/// A program on its way, with everything that its child needs.
+/// A program to be started, with all that its child needs.
 struct Launch<'a> {
     boot: &'a Boot,
     launcher: &'a Launcher,
@@ -203,7 +202,7 @@ impl Launch<'_> {
         // SAFETY: PID 1 has one thread, and the child leaves its heap alone; who panics ends in the C function that
         // called it.
         let cloned = unsafe {
-            sys::clone_shared(cgroup, &launcher.password, &mut || {
+            sys::clone_shared(cgroup, &launcher.cookie, &mut || {
                 let (part, error) = self.run();
                 refused = Some((part, number(&error)));
             })

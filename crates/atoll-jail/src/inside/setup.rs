@@ -44,7 +44,7 @@ pub(super) struct Made {
     /// included.
     pub(super) oom_score: fs::File,
     /// For `clone3`.
-    pub(super) password: Clone3Cookie,
+    pub(super) cookie: Clone3Cookie,
     pub(super) views: Views,
 }
 
@@ -94,11 +94,11 @@ pub(super) fn become_sandbox(server: &Server) -> Result<Made, Fault> {
     if boot.cgroup_namespace {
         unshare(UnshareFlags::NEWCGROUP).step(|| "unshare the cgroup namespace".into())?;
     }
-    let password = confine(&boot)?;
+    let cookie = confine(&boot)?;
     Ok(Made {
         boot,
         oom_score,
-        password,
+        cookie,
         views,
     })
 }
@@ -285,13 +285,13 @@ fn confine(boot: &Boot) -> Result<Clone3Cookie, Error> {
     }
     let all = boot.capabilities | SYS_ADMIN;
     sys::set_capabilities(all, all).step(|| "give up capabilities".into())?;
-    let password = sys::random_words().step(|| "choose a password".into())?;
+    let cookie = sys::random_words().step(|| "choose a cookie".into())?;
     if !boot.filter.is_empty() {
         seccomp::from_bytes(&boot.filter)
             .ok_or(io::Error::from_raw_os_error(libc::EINVAL))
-            .and_then(|filter| seccomp::install(&seccomp::for_init(&filter, &password)))
+            .and_then(|filter| seccomp::install(&seccomp::for_init(&filter, &cookie)))
             .step(|| "install the filter".into())?;
     }
     sys::set_capabilities(all, boot.capabilities).step(|| "put SYS_ADMIN down".into())?;
-    Ok(password)
+    Ok(cookie)
 }

@@ -30,18 +30,18 @@ impl Keeper {
         let cgroup = descriptors.next();
         let users = namespaces & libc::CLONE_NEWUSER as u64 != 0;
         if users {
-            sys::set_effective_uid(ids.0).map_err(named("take the sandbox's id"))?;
+            sys::set_effective_uid(ids.0).map_err(fault_at("take the sandbox's id"))?;
         }
         let cgroup = cgroup.as_ref().map(AsFd::as_fd);
         // SAFETY: the keeper has one thread.
         let cloned = unsafe {
-            self.cradle
+            self.spawner
                 .clone(namespaces, cgroup, control.as_fd(), run_init)
         };
         if users {
-            sys::set_effective_uid(0).map_err(named("take our own id back"))?;
+            sys::set_effective_uid(0).map_err(fault_at("take our own id back"))?;
         }
-        let pid = cloned.map_err(named("clone PID 1"))?;
+        let pid = cloned.map_err(fault_at("clone PID 1"))?;
         let kept = HeldSandbox {
             token,
             name,
@@ -50,8 +50,8 @@ impl Keeper {
         };
         self.sandboxes.insert(pid, kept);
         let prepared = map(pid, ids, users).and_then(|namespace| {
-            let gone_on = self.cradle.release();
-            gone_on.map_err(named("let PID 1 go on"))?;
+            let gone_on = self.spawner.release();
+            gone_on.map_err(fault_at("let PID 1 go on"))?;
             Ok(namespace)
         });
         if prepared.is_err() {
@@ -75,10 +75,10 @@ fn map(pid: i32, (base, count): (u32, u32), users: bool) -> Result<Option<OwnedF
         return Ok(None);
     }
     let map = format!("0 {base} {count}\n");
-    fs::write(format!("/proc/{pid}/gid_map"), &map).map_err(named("map group ids"))?;
-    fs::write(format!("/proc/{pid}/uid_map"), &map).map_err(named("map user ids"))?;
+    fs::write(format!("/proc/{pid}/gid_map"), &map).map_err(fault_at("map group ids"))?;
+    fs::write(format!("/proc/{pid}/uid_map"), &map).map_err(fault_at("map user ids"))?;
     let opened = fs::File::open(format!("/proc/{pid}/ns/user"));
-    let namespace = opened.map_err(named("open the user namespace"))?;
+    let namespace = opened.map_err(fault_at("open the user namespace"))?;
     Ok(Some(namespace.into()))
 }
 
@@ -89,6 +89,6 @@ fn fault(step: &str, errno: i32) -> Fault {
     }
 }
 
-fn named(step: &'static str) -> impl Fn(io::Error) -> Fault {
+fn fault_at(step: &'static str) -> impl Fn(io::Error) -> Fault {
     move |error| fault(step, error.raw_os_error().unwrap_or(libc::EIO))
 }

@@ -87,7 +87,7 @@ pub fn connect(
     let version = VersionRange::ours().version;
     match channel.send(&ToKeeper::Hello { version }, &[]) {
         Ok(()) => Ok(Some(channel)),
-        // It was on its way out.
+        // The keeper was about to exit.
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(Error::step("greet the keeper", error)),
     }

@@ -65,7 +65,7 @@ pub(super) fn compile(rules: &BTreeMap<u32, SyscallRule>) -> Vec<Instruction> {
 pub(super) fn with_cookie(
     filter: &[Instruction],
     number: u32,
-    password: &[u64; 2],
+    cookie: &[u64; 2],
 ) -> Vec<Instruction> {
     let mut writer = Writer {
         reversed: filter.iter().rev().copied().collect(),
@@ -73,7 +73,7 @@ pub(super) fn with_cookie(
     };
     let filter = writer.here();
     let mut next = writer.answer(Verdict::Allow);
-    for (index, word) in password.iter().enumerate().rev() {
+    for (index, word) in cookie.iter().enumerate().rev() {
         let low = ARGUMENTS + 8 * (2 + index as u32);
         let (high_word, low_word) = halves(*word);
         for (offset, half) in [(low + 4, high_word), (low, low_word)] {

@@ -196,31 +196,31 @@ fn foreign_abis_and_unknown_numbers_return_enosys() {
 #[test]
 fn password_permits_clone3_and_nothing_else() {
     let policy = SyscallPolicy::standard().compile();
-    let password = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
-    let filter = for_init(&policy, &password);
+    let cookie = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
+    let filter = for_init(&policy, &cookie);
     let clone3 = libc::SYS_clone3 as u32;
     let with = |second, third, fourth| Data::native(clone3, [1, second, third, fourth, 0, 0]);
-    let right = with(2, password[0], password[1]);
+    let right = with(2, cookie[0], cookie[1]);
     assert_eq!(run(&filter, &right).0, libc::SECCOMP_RET_ALLOW);
     // Every bit of it counts, in its place.
     for bit in 0..64 {
         let wrong = 1 << bit;
         for data in [
-            with(2, password[0] ^ wrong, password[1]),
-            with(2, password[0], password[1] ^ wrong),
+            with(2, cookie[0] ^ wrong, cookie[1]),
+            with(2, cookie[0], cookie[1] ^ wrong),
         ] {
             assert_eq!(run(&filter, &data).0, ENOSYS, "{bit}");
         }
     }
     for data in [
-        with(2, password[1], password[0]),
-        with(password[0], password[1], 0),
+        with(2, cookie[1], cookie[0]),
+        with(cookie[0], cookie[1], 0),
         with(2, 0, 0),
     ] {
         assert_eq!(run(&filter, &data).0, ENOSYS);
     }
     for number in all_numbers().filter(|&number| number != clone3) {
-        for arguments in [[0; 6], [0, 0, password[0], password[1], 0, 0]] {
+        for arguments in [[0; 6], [0, 0, cookie[0], cookie[1], 0, 0]] {
             let data = Data::native(number, arguments);
             assert_eq!(run(&filter, &data).0, run(&policy, &data).0, "{number}");
         }
@@ -554,11 +554,11 @@ fn kernel_accepts_and_enforces_the_filter() {
         (1000, [0; 3], libc::ENOSYS),
         (libc::SYS_getpid | i64::from(X32), [0; 3], libc::ENOSYS),
     ];
-    let password = [7, 0];
-    let filter = for_init(&SyscallPolicy::standard().compile(), &password);
+    let cookie = [7, 0];
+    let filter = for_init(&SyscallPolicy::standard().compile(), &cookie);
     let surprise = first_surprise(&filter, probes);
     assert_eq!(surprise.map(|index| probes[index]), None);
-    // With the password clone3 is there: its null arguments are what it refuses.
+    // With the cookie clone3 is there: its null arguments are what it refuses.
     let probes = [
         (libc::SYS_clone3, [0, 0, 7], libc::EINVAL),
         (libc::SYS_clone3, [0, 0, 6], libc::ENOSYS),

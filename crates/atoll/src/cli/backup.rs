@@ -76,7 +76,7 @@ impl Backup {
         let target =
             std::path::absolute(directory).map_err(|error| failed("find", directory, &error))?;
         if fs::symlink_metadata(&target).is_ok() {
-            return Err(taken(&target));
+            return Err(already_exists(&target));
         }
         let new = Unfinished::make(&target)?;
         let bar = if io::stderr().is_terminal() {
@@ -146,7 +146,7 @@ impl Unfinished {
         sync(&self.path)?;
         renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE).map_err(|error| {
             match error {
-                rustix::io::Errno::EXIST => taken(target),
+                rustix::io::Errno::EXIST => already_exists(target),
                 error => failed("name", target, &error.into()),
             }
         })?;
@@ -178,7 +178,7 @@ fn copy_key(from: &Path, to: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
-fn taken(target: &Path) -> Error {
+fn already_exists(target: &Path) -> Error {
     Error::new(
         Code::Conflict,
         format!("{} is there already", target.display()),

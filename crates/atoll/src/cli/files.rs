@@ -298,10 +298,13 @@ impl Watch {
         let path = plain(text(&data, "path"));
         match name.as_str() {
             "rename" => print_line(&format!("rename {} → {path}", plain(text(&data, "from")))),
-            "overflow" => eprint_line("atoll: some events are missing: look again at everything"),
-            "break" => eprint_line("atoll: the connection broke: look again at everything"),
+            "overflow" => eprint_line("atoll: some events are missing: list the directory again"),
+            "break" => eprint_line("atoll: the connection was lost: list the directory again"),
             "limit" => eprint_line("atoll: more directories than can be watched"),
-            "end" => eprint_line(&format!("atoll: over: {}", text(&data, "reason"))),
+            "end" => eprint_line(&format!(
+                "atoll: the watch ended: {}",
+                text(&data, "reason")
+            )),
             name => print_line(&format!("{name} {path}")),
         }
     }

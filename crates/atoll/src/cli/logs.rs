@@ -92,7 +92,9 @@ impl Logs {
                 ExecEvent::Stdout(bytes) => ("stdout", bytes),
                 ExecEvent::Stderr(bytes) => ("stderr", bytes),
                 ExecEvent::Gap(missing) => {
-                    eprint_line(&format!("atoll: {missing} bytes are kept no more"));
+                    eprint_line(&format!(
+                        "atoll: {missing} bytes of output are no longer stored"
+                    ));
                     continue;
                 }
                 ExecEvent::Exit(_) => return Ok(()),
@@ -115,7 +117,7 @@ impl Logs {
         }
         match text(line, "stream") {
             "stdout" | "stderr" => print_bytes(text(line, "text").as_bytes()),
-            "gap" => eprint_line("atoll: a part of the output is kept no more"),
+            "gap" => eprint_line("atoll: a part of the output is no longer stored"),
             _ => {}
         }
     }

@@ -403,13 +403,13 @@ pub(crate) async fn open(
         let leaves = pid.is_some_and(|pid| client::ask_to_leave(&place.directory, pid));
         let limit = if leaves { HANDOVER } else { HANDSHAKE_TIMEOUT };
         if begin.elapsed() >= limit {
-            return Err(taken(&place.name, pid));
+            return Err(name_in_use(&place.name, pid));
         }
         tokio::time::sleep(PERIOD).await;
     }
 }
 
-fn taken(name: &RunName, pid: Option<i32>) -> Error {
+fn name_in_use(name: &RunName, pid: Option<i32>) -> Error {
     let who = pid.map_or_else(
         || "another process".to_owned(),
         |pid| format!("process {pid}"),

@@ -51,7 +51,7 @@ impl Rules {
         if self.json {
             return print_json(&network);
         }
-        print_line(&shown(&network));
+        print_line(&describe(&network));
         Ok(())
     }
 
@@ -72,7 +72,7 @@ impl Rules {
 }
 
 /// Prints the network, and a line for each list of rules.
-fn shown(network: &Value) -> String {
+fn describe(network: &Value) -> String {
     let list = |name: &str| {
         let rules = network[name].as_array().into_iter().flatten();
         let rules: Vec<&str> = rules.filter_map(Value::as_str).collect();
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn rules_are_printed_one_list_per_line() {
         let network = |allow: &[&str], deny: &[&str], default: &str| {
-            shown(
+            describe(
                 &json!({ "network": "internet", "allow": allow, "deny": deny, "default": default }),
             )
         };
