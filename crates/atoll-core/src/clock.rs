@@ -10,11 +10,14 @@
 //! same. A small step is accepted immediately, a larger one after [`HOLD`], during which nothing expires.
 
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use atoll_model::lock;
-use atoll_store::ClockRecord;
+use atoll_model::runtime::DeadlineClock;
+use atoll_model::{Error, lock};
+use atoll_store::{ClockRecord, Store};
+
+use crate::error;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -64,14 +67,16 @@ fn microseconds(clock: rustix::time::ClockId) -> i64 {
     time.tv_sec * SECOND + time.tv_nsec / 1000
 }
 
-/// Server time.
+/// Server time, and whether deadlines are held.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub struct Clock {
     source: Box<dyn TimeSource>,
     boot: String,
     /// Server time minus boottime.
     anchor: AtomicI64,
     hold: Mutex<Option<Hold>>,
+    /// Whether the clocks were compared since the start. Before that, nothing expires.
+    is_checked: AtomicBool,
     /// Locked shared while a deadline is computed and written, and exclusively while all deadlines move.
     pub(crate) deadlines: tokio::sync::RwLock<()>,
 }
@@ -97,6 +102,12 @@ pub(crate) enum Step {
 }
 
 impl Clock {
+    /// Starts the clock of this host from the time that is recorded in the store.
+    pub async fn open(store: &Store) -> Result<Arc<Self>, Error> {
+        let recorded = store.clock().await.map_err(error::store)?;
+        Ok(Arc::new(Self::start(Box::new(Host), recorded.as_ref())))
+    }
+
     /// Starts from the last recorded time. In the same boot, server time continues without a gap. After a reboot it is the
     /// system clock if the host's uptime and a short reboot explain the time since the record; otherwise it is the recorded
     /// time plus the uptime.
@@ -123,6 +134,7 @@ impl Clock {
             boot,
             anchor: AtomicI64::new(now - boottime),
             hold: Mutex::default(),
+            is_checked: AtomicBool::new(false),
             deadlines: tokio::sync::RwLock::default(),
         }
     }
@@ -153,7 +165,7 @@ impl Clock {
 
     /// Whether deadlines are held: nothing expires.
     pub(crate) fn is_held(&self) -> bool {
-        self.hold().is_some()
+        !self.is_checked.load(Ordering::Acquire) || self.hold().is_some()
     }
 
     /// The record to store for the present moment.
@@ -174,6 +186,7 @@ impl Clock {
         let boottime = self.boottime();
         let difference = self.system() - self.at(boottime);
         let mut hold = self.hold();
+        self.is_checked.store(true, Ordering::Release);
         match *hold {
             None if difference.abs() <= MAX_IGNORED_STEP => Step::Unchanged,
             None if difference.abs() <= MAX_IMMEDIATE_STEP => Step::Due(difference),
@@ -202,6 +215,20 @@ impl Clock {
 
     fn hold(&self) -> MutexGuard<'_, Option<Hold>> {
         lock(&self.hold)
+    }
+}
+
+impl DeadlineClock for Clock {
+    fn at(&self, boottime: i64) -> i64 {
+        Self::at(self, boottime)
+    }
+
+    fn boottime_at(&self, at: i64) -> i64 {
+        Self::boottime_at(self, at)
+    }
+
+    fn is_held(&self) -> bool {
+        Self::is_held(self)
     }
 }
 

@@ -12,40 +12,42 @@ mod context;
 mod control;
 mod data;
 mod error;
+mod event_bus;
 mod live_sandboxes;
 mod metrics;
 mod rate_limit;
+mod run_to_completion;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_model::{Error, Org, SandboxId};
+use atoll_model::runtime::Runtime;
+use atoll_model::{Error, EventBus, Org, SandboxId};
 use atoll_store::Store;
-use atoll_worker::LocalRuntime;
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
 pub use atoll_store::SandboxRow;
-pub use clock::unexplained_difference;
+pub use clock::{Clock, unexplained_difference};
 pub use context::RequestContext;
 pub use control::connect::{ConnectOptions, PauseMode, PriorState};
 pub use control::events::EventReader;
-pub use control::history::SessionView;
+pub use control::history::{SessionView, StoreHistory};
 pub use control::keys::{CreatedKey, KeyRequest, is_key, is_secret_hex, random_secret_hex};
 pub use control::orgs::OrgRequest;
 pub use control::sandboxes::{NewSandbox, SandboxChange, SandboxFilter, SandboxList, SandboxView};
 pub use control::stream_shutdown::StreamEnd;
 pub use control::templates::TemplateView;
 pub use control::tickets::{CreatedTicket, is_ticket};
-pub use data::access::SandboxAccess;
+pub use data::access::{Access, SandboxAccess};
 pub use data::access_tokens::{SandboxRef, TokenScope};
 pub use data::port_links::{PortLink, is_port_link, port_link_expiry};
 pub use data::signed_urls::{SignedUrl, Signer, UrlAction};
 pub use data::watchers::WatchSpec;
+pub use event_bus::InProcessBus;
 
-use clock::Clock;
 use control::{expiry, history, keys, orgs, reconcile, tickets, timekeeping};
 use live_sandboxes::LiveSandboxes;
 
@@ -58,11 +60,12 @@ pub struct Core {
 #[derive(Debug)]
 struct Inner {
     store: Store,
-    runtime: LocalRuntime,
+    runtime: Arc<dyn Runtime>,
+    events: Arc<dyn EventBus>,
     sandboxes: LiveSandboxes,
     clock: Arc<Clock>,
     /// Deletes that failed in the runtime. Retried every 5 s.
-    pending_deletes: Mutex<reconcile::PendingDeletes>,
+    pending_deletes: Mutex<HashSet<SandboxId>>,
     /// Creates that failed after their row was inserted; the row still has to be removed. Retried every 5 s.
     abandoned_creates: Mutex<HashMap<SandboxId, SandboxRow>>,
     /// Notified when the next expiry of a sandbox may have changed.
@@ -93,20 +96,21 @@ impl Core {
     /// Reconciles the store with the runtime and starts the background tasks.
     pub async fn open(
         store: Store,
-        runtime: LocalRuntime,
+        runtime: Arc<dyn Runtime>,
+        events: Arc<dyn EventBus>,
+        clock: Arc<Clock>,
         signer: Signer,
         config: Config,
     ) -> Result<Self, Error> {
-        let recorded = store.clock().await.map_err(error::store)?;
-        let clock = Arc::new(Clock::start(Box::new(clock::Host), recorded.as_ref()));
         let (sandboxes, pending_deletes) =
-            reconcile::reconcile_all(&store, &runtime, &config, &clock).await?;
+            reconcile::reconcile_all(&store, &*runtime, &config, &clock).await?;
         // Before any sandbox can expire. A failure is logged, and deadlines are held nevertheless.
         let _ = timekeeping::check(&store, &sandboxes, &clock).await;
         let core = Self {
             inner: Arc::new(Inner {
                 store,
                 runtime,
+                events,
                 sandboxes,
                 clock,
                 pending_deletes: Mutex::new(pending_deletes),
@@ -124,8 +128,8 @@ impl Core {
         };
         tokio::spawn(expiry::expiry_loop(Arc::downgrade(&core.inner)));
         tokio::spawn(reconcile::reconcile_loop(Arc::downgrade(&core.inner)));
-        tokio::spawn(history::sync_loop(Arc::downgrade(&core.inner)));
         tokio::spawn(history::retention_loop(Arc::downgrade(&core.inner)));
+        tokio::spawn(keys::revocation_loop(Arc::downgrade(&core.inner)));
         Ok(core)
     }
 
@@ -135,8 +139,8 @@ impl Core {
     }
 
     /// The runtime.
-    pub fn runtime(&self) -> &LocalRuntime {
-        &self.inner.runtime
+    pub fn runtime(&self) -> &dyn Runtime {
+        &*self.inner.runtime
     }
 
     /// Server time: microseconds since 1970.
@@ -163,7 +167,7 @@ impl Core {
             .record_clock(&self.inner.clock.record())
             .await;
         self.inner.store.close().await;
-        self.inner.runtime.clone().close().await
+        self.inner.runtime.close().await
     }
 }
 
@@ -171,5 +175,5 @@ impl Core {
 pub fn run_to_completion<T>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> + Send {
-    atoll_worker::run_to_completion(work.in_current_span())
+    run_to_completion::run_to_completion(work.in_current_span())
 }

@@ -1,10 +1,9 @@
-//! In-memory rows of all sandboxes that are not deleted, with their locks and idle tracking.
+//! In-memory rows of all sandboxes that are not deleted, with their locks.
 //!
 //! A change is written to the store before it is visible here. The only exceptions are transient states (see
 //! [`LiveSandbox::set_transient_state`]).
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -66,30 +65,12 @@ pub(crate) struct LiveSandbox {
     aliases: Arc<Aliases>,
     /// Held during a transition and while the row is written.
     pub(crate) transition_lock: Arc<tokio::sync::Mutex<()>>,
-    /// Held while the journal is synced to the store.
-    pub(crate) history_lock: tokio::sync::Mutex<()>,
-    /// A pause is in progress. The row changes when it is done.
-    is_pausing: AtomicBool,
-    /// Time of the last activity as `CLOCK_BOOTTIME` in microseconds.
-    last_activity: AtomicI64,
-    /// Number of counted accesses in progress.
-    active_uses: AtomicUsize,
     /// Watchers that outlive requests. They do not count as activity.
-    pub(crate) watchers: Watchers,
+    pub(crate) watchers: Arc<Watchers>,
     /// Rate limit of requests with an access token.
     pub(crate) bucket: Bucket,
     /// Access tokens by [`crate::TokenScope`], computed on first use.
     pub(crate) tokens: OnceLock<[String; 2]>,
-}
-
-/// Marks a sandbox as being paused until it is dropped.
-#[derive(Debug)]
-pub(crate) struct PauseGuard<'a>(&'a LiveSandbox);
-
-impl Drop for PauseGuard<'_> {
-    fn drop(&mut self) {
-        self.0.is_pausing.store(false, Ordering::Release);
-    }
 }
 
 /// A sandbox whose transition lock is locked.
@@ -102,15 +83,11 @@ pub(crate) struct LockedSandbox {
 impl LiveSandbox {
     fn new(row: SandboxRow, clock: &Arc<Clock>, aliases: Arc<Aliases>) -> Arc<Self> {
         Arc::new(Self {
-            last_activity: AtomicI64::new(clock.boottime()),
             row: Mutex::new(row),
             clock: Arc::clone(clock),
             aliases,
             transition_lock: Arc::default(),
-            is_pausing: AtomicBool::new(false),
-            history_lock: tokio::sync::Mutex::default(),
-            active_uses: AtomicUsize::new(0),
-            watchers: Watchers::default(),
+            watchers: Arc::default(),
             bucket: Bucket::default(),
             tokens: OnceLock::new(),
         })
@@ -154,49 +131,6 @@ impl LiveSandbox {
     pub(crate) fn set_transient_state(&self, state: SandboxState, reason: Option<StopReason>) {
         let mut row = lock(&self.row);
         (row.state, row.reason) = (state, reason);
-    }
-
-    /// Marks the sandbox as being paused, so that new accesses wait for the pause and resume it.
-    pub(crate) fn begin_pause(&self) -> PauseGuard<'_> {
-        self.is_pausing.store(true, Ordering::Release);
-        PauseGuard(self)
-    }
-
-    /// The state for new accesses: a sandbox that is being paused counts as paused.
-    pub(crate) fn effective_state(&self) -> SandboxState {
-        match self.read(|row| row.state) {
-            SandboxState::Running if self.is_pausing.load(Ordering::Acquire) => {
-                SandboxState::Paused
-            }
-            state => state,
-        }
-    }
-
-    pub(crate) fn begin_use(&self) {
-        self.active_uses.fetch_add(1, Ordering::AcqRel);
-        self.record_activity();
-    }
-
-    pub(crate) fn end_use(&self) {
-        self.record_activity();
-        self.active_uses.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn record_activity(&self) {
-        self.last_activity
-            .fetch_max(self.clock.boottime(), Ordering::AcqRel);
-    }
-
-    /// Records activity at a server time, unless there was later activity.
-    pub(crate) fn record_activity_at(&self, at: i64) {
-        let at = self.clock.boottime_at(at);
-        self.last_activity.fetch_max(at, Ordering::AcqRel);
-    }
-
-    /// Server time of the last activity. `None` while an access is in progress.
-    pub(crate) fn idle_since(&self) -> Option<i64> {
-        let idle = self.active_uses.load(Ordering::Acquire) == 0;
-        idle.then(|| self.clock.at(self.last_activity.load(Ordering::Acquire)))
     }
 }
 

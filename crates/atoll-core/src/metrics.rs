@@ -176,7 +176,7 @@ impl Collector for SandboxCollector {
         let mut all = encoder.encode_descriptor("unsynced", help, unit, MetricType::Gauge)?;
         for (part, age) in [
             ("database", inner.store.oldest_unsynced()),
-            ("sandboxes", inner.runtime.oldest_unsynced()),
+            ("sandboxes", inner.runtime.status().oldest_unsynced),
         ] {
             let labels = [("part", part)];
             ConstGauge::new(age.as_secs_f64()).encode(all.encode_family(&labels)?)?;

@@ -4,6 +4,7 @@
 //! monotonic clock. Its Prometheus types (`metrics.rs`) are here because every crate above uses them.
 
 mod error;
+mod event_bus;
 mod exception;
 mod exec;
 mod file;
@@ -15,6 +16,7 @@ mod metrics;
 mod network;
 mod org;
 mod page;
+pub mod runtime;
 mod sandbox;
 mod size;
 mod state;
@@ -25,6 +27,7 @@ mod watch;
 mod tests;
 
 pub use error::{Category, Code, Error};
+pub use event_bus::{EventBus, Notification, Subscription, Topic};
 pub use exception::{EgressException, is_blocked_except};
 pub use exec::{
     ExecInfo, ExecSpec, ExecStatus, Idempotency, OutputChunk, Program, Stdin, Stream, TerminalSize,
@@ -35,7 +38,7 @@ pub use file::{
 };
 pub use history::{CommandKind, CommandRow, Event};
 pub use id::{EventId, ExecId, InstanceId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
-pub use lifetime::{ExpiryAction, Lifetime};
+pub use lifetime::{Deadlines, ExpiryAction, Lifetime};
 pub use lock::lock;
 pub use metrics::{LatencyFamily, OperationTimers, Timer, latency_family, latency_histogram};
 pub use network::{

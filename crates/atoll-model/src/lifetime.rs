@@ -16,6 +16,17 @@ pub enum ExpiryAction {
     Pause,
 }
 
+/// Timeouts of a sandbox and its next expiry. Times are server time in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadlines {
+    /// Timeouts and their actions.
+    pub lifetime: Lifetime,
+    /// Expiry of the timeout, while the sandbox runs.
+    pub end_at: Option<i64>,
+    /// Remaining timeout, while the sandbox is paused.
+    pub time_left: Option<i64>,
+}
+
 /// Timeouts of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

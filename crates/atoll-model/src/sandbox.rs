@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Cpus, Error, Network, NetworkPolicy, SandboxId, SandboxState, StopReason};
+use crate::{
+    Bytes, Cpus, Deadlines, Error, Lifetime, Network, NetworkPolicy, SandboxId, SandboxState,
+    StopReason,
+};
 
 /// Resource limits of a sandbox. They are not reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -120,6 +123,9 @@ pub struct SandboxSpec {
     /// writes since the sandbox last stopped.
     #[serde(default)]
     pub durable: bool,
+    /// Timeouts that the runtime enforces. `None`: the sandbox does not expire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifetime: Option<Lifetime>,
 }
 
 impl SandboxSpec {
@@ -146,6 +152,7 @@ impl Default for SandboxSpec {
             network: Network::default(),
             policy: NetworkPolicy::default(),
             durable: false,
+            lifetime: None,
         }
     }
 }
@@ -196,6 +203,13 @@ pub struct SandboxInfo {
     pub created_at: i64,
     /// Duration of each stage of its creation.
     pub timings: Timings,
+    /// It has expired and is to be deleted. The runtime has stopped it and keeps its files until the control plane deletes
+    /// it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub awaits_deletion: bool,
+    /// What the runtime enforces. `None`: nothing.
+    #[serde(skip)]
+    pub deadlines: Option<Deadlines>,
 }
 
 /// Durations of the stages of a create.

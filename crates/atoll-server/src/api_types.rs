@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use atoll_core::SandboxView;
+use atoll_model::runtime::ExecHandle;
 use atoll_model::{
-    CommandKind, CommandRow, ExecId, ExecInfo, ExecStatus, ExpiryAction, Network, Program,
+    CommandKind, CommandRow, Error, ExecId, ExecInfo, ExecStatus, ExpiryAction, Network, Program,
     SandboxId, SandboxState, SessionId, StopReason, Timings,
 };
-use atoll_worker::ExecHandle;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -261,13 +261,14 @@ pub(crate) struct Command {
     truncated_before: Option<u64>,
 }
 
-impl From<&ExecHandle> for Command {
-    fn from(exec: &ExecHandle) -> Self {
-        let (whole, _) = exec.output_range();
-        Self {
+impl Command {
+    /// The current state of a command.
+    pub(crate) async fn read(exec: &dyn ExecHandle) -> Result<Self, Error> {
+        let (whole, _) = exec.output_range().await?;
+        Ok(Self {
             truncated_before: (whole > 0).then_some(whole),
-            ..exec.info().into()
-        }
+            ..exec.info().await?.into()
+        })
     }
 }
 

@@ -5,12 +5,12 @@ mod validators;
 use std::pin::pin;
 
 use atoll_core::SandboxAccess;
+use atoll_model::runtime::{ByteSink, FileReader};
 use atoll_model::{Code, Error, RunAs};
-use atoll_worker::{FileReader, FileWriter};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use bytes::{BufMut as _, BytesMut};
+use bytes::BytesMut;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
 use validators::Validators;
@@ -22,7 +22,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) enum FileResponse {
     Content {
-        reader: FileReader,
+        reader: Box<dyn FileReader>,
         /// First and last byte of the range.
         part: Option<(u64, u64)>,
         size: u64,
@@ -54,8 +54,10 @@ pub(crate) async fn open_file(
             let reader = runtime.read_range(id, run_as, path, first, last - first + 1);
             let reader = reader.await?;
             // The file was replaced between `stat` and `open`: send it whole.
-            if validators::if_range_matches(Validators::from_entry(&reader.entry).as_ref(), headers)
-            {
+            if validators::if_range_matches(
+                Validators::from_entry(reader.entry()).as_ref(),
+                headers,
+            ) {
                 return Ok(FileResponse::Content {
                     reader,
                     part: Some((first, last)),
@@ -65,7 +67,7 @@ pub(crate) async fn open_file(
         }
     }
     let reader = runtime.read_file(id, run_as, path).await?;
-    let size = reader.entry.size;
+    let size = reader.entry().size;
     Ok(FileResponse::Content {
         reader,
         part: None,
@@ -85,7 +87,7 @@ impl FileResponse {
                 return response;
             }
         };
-        let validators = Validators::from_entry(&reader.entry);
+        let validators = Validators::from_entry(reader.entry());
         let mut response = if let Some((first, last)) = part {
             let mut response =
                 download_response(CONTENT_TYPE, access, reader, Some(last - first + 1));
@@ -118,7 +120,7 @@ pub(crate) fn with_content_range(mut response: Response, place: &str) -> Respons
 pub(crate) fn download_response(
     kind: &'static str,
     access: SandboxAccess,
-    reader: FileReader,
+    reader: Box<dyn FileReader>,
     length: Option<u64>,
 ) -> Response {
     let state = (access, reader, BytesMut::new(), length);
@@ -130,11 +132,9 @@ pub(crate) fn download_response(
         if max == 0 {
             return None;
         }
-        // Reuses the buffer after its chunk was sent.
-        buffer.reserve(max);
         // The headers are sent: an error can only abort the response.
         let failed = |reason: String| Err(std::io::Error::other(reason));
-        let (read, left) = match (reader.read((&mut buffer).limit(max)).await, left) {
+        let (read, left) = match (reader.read(&mut buffer, max).await, left) {
             (Ok(0), None) => return None,
             (Ok(0), Some(_)) => (failed("the file was truncated".into()), left),
             (Ok(count), left) => {
@@ -215,14 +215,14 @@ pub(crate) fn body_chunks(body: Body) -> impl Stream<Item = Result<Bytes, Error>
     body.into_data_stream().map_err(|_| body_incomplete())
 }
 
-/// Writes a stream to a file. If the stream fails, a file that would be replaced stays unchanged.
+/// Writes a stream to a file or an archive. If the stream fails, a file that would be replaced stays unchanged.
 pub(crate) async fn copy_stream(
     stream: impl Stream<Item = Result<Bytes, Error>>,
-    writer: &mut FileWriter,
+    sink: &mut dyn ByteSink,
 ) -> Result<(), Error> {
     let mut stream = pin!(stream);
     while let Some(chunk) = stream.next().await {
-        writer.write(&chunk?).await?;
+        sink.write(&chunk?).await?;
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ mod websocket;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use atoll_core::{Core, SandboxView};
+use atoll_core::{Access, Core, SandboxView};
 use axum::Router;
 pub use metrics::{HttpMetrics, exporter};
 
@@ -71,6 +71,8 @@ impl Config {
 #[derive(Debug, Clone)]
 pub(crate) struct AppState {
     pub(crate) core: Core,
+    /// Access to sandboxes for the routes that use one.
+    pub(crate) access: Arc<dyn Access>,
     pub(crate) metrics: HttpMetrics,
     pub(crate) config: Arc<Config>,
 }
@@ -85,6 +87,7 @@ impl AppState {
 /// The router with all routes and middleware.
 pub fn router(core: Core, metrics: HttpMetrics, config: Config) -> Router {
     let app = AppState {
+        access: Arc::new(core.clone()),
         core,
         metrics,
         config: Arc::new(config),

@@ -15,8 +15,7 @@ mod templates;
 mod terminals;
 mod tickets;
 
-use atoll_model::{Code, Error};
-use atoll_worker::JournalHealth;
+use atoll_model::{Code, Error, runtime};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
@@ -143,12 +142,12 @@ struct JournalStatus {
     lost: u64,
 }
 
-impl From<JournalHealth> for JournalStatus {
-    fn from(health: JournalHealth) -> Self {
+impl From<runtime::JournalStatus> for JournalStatus {
+    fn from(status: runtime::JournalStatus) -> Self {
         Self {
-            behind: health.behind,
-            failures: health.failures,
-            lost: health.lost,
+            behind: status.behind,
+            failures: status.failures,
+            lost: status.lost,
         }
     }
 }
@@ -168,7 +167,7 @@ struct PoolStatus {
 #[utoipa::path(get, path = "/readyz", security(()),
     responses((status = 200, body = Readiness), (status = 503, description = "Not ready", body = Readiness)))]
 async fn ready(State(app): State<AppState>) -> (StatusCode, Json<Readiness>) {
-    let (warm, embryos) = app.core.runtime().pool_sizes();
+    let runtime = app.core.runtime().status();
     let error = app.core.is_ready().await.err();
     let (code, status) = match error {
         None => (StatusCode::OK, "ready"),
@@ -177,8 +176,11 @@ async fn ready(State(app): State<AppState>) -> (StatusCode, Json<Readiness>) {
     let body = Readiness {
         status,
         error: error.map(|error| error.message),
-        pool: PoolStatus { warm, embryos },
-        journals: app.core.runtime().journal_health().map(JournalStatus::from),
+        pool: PoolStatus {
+            warm: runtime.warm,
+            embryos: runtime.embryos,
+        },
+        journals: runtime.journal.map(JournalStatus::from),
     };
     (code, Json(body))
 }

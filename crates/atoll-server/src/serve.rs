@@ -81,7 +81,7 @@ impl ConnectionLimits {
         (self.max_connections as usize / 2).max(1)
     }
 
-    fn is_reserved(&self, descriptor: &impl AsRawFd) -> bool {
+    fn is_reserved(&self, descriptor: &(impl AsRawFd + ?Sized)) -> bool {
         descriptor.as_raw_fd() >= self.first_reserved_fd
     }
 }
@@ -343,7 +343,10 @@ impl Connection {
     }
 
     /// Rejects a connection to a port whose descriptor is in the reserved range.
-    pub(crate) fn check_descriptor(&self, descriptor: &impl AsRawFd) -> Result<(), Error> {
+    pub(crate) fn check_descriptor(
+        &self,
+        descriptor: &(impl AsRawFd + ?Sized),
+    ) -> Result<(), Error> {
         if !self.0.limits().is_reserved(descriptor) {
             return Ok(());
         }

@@ -7,8 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use atoll_core::{Core, RequestContext, SandboxAccess, StreamEnd};
+use atoll_model::runtime::OutputStream;
 use atoll_model::{Error, OutputChunk, Stream};
-use atoll_worker::ExecHandle;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -84,13 +84,12 @@ pub(crate) fn error_event(error: &Error) -> String {
     format!("event: error\ndata: {body}\n\n")
 }
 
+/// Streams the output of a command as events.
 pub(crate) fn output_events(
     access: SandboxAccess,
-    exec: &ExecHandle,
-    after: u64,
+    reader: Box<dyn OutputStream>,
     encoding: Encoding,
 ) -> Response {
-    let reader = exec.output(after);
     let state = (access, reader, false);
     let stream =
         futures_util::stream::unfold(state, move |(access, mut reader, ended)| async move {

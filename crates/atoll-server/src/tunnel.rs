@@ -6,14 +6,13 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use atoll_core::SandboxAccess;
+use atoll_model::runtime::PortConnection;
 use atoll_model::{Code, Error, SandboxState};
 use axum::body::Bytes;
 use axum::extract::ws::{Message, WebSocket};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::websocket::{
@@ -58,12 +57,11 @@ struct TunnelState {
 pub(crate) async fn run(
     socket: WebSocket,
     access: SandboxAccess,
-    mut stream: TcpStream,
+    stream: Box<dyn PortConnection>,
     mut end_signal: StreamEndSignal,
 ) {
-    let _ = stream.set_nodelay(true);
     let (mut sink, source) = socket.split();
-    let (from_server, to_server) = stream.split();
+    let (from_server, to_server) = tokio::io::split(stream);
     let state = TunnelState::default();
     let end = {
         let first = tokio::select! {
@@ -102,7 +100,7 @@ fn invalid_message(message: &str) -> End {
 /// Copies from the client to the server. After the client's end it only reads pongs.
 async fn client_to_server(
     mut source: SplitStream<WebSocket>,
-    mut server: WriteHalf<'_>,
+    mut server: WriteHalf<Box<dyn PortConnection>>,
     state: &TunnelState,
 ) -> End {
     while let Some(received) = source.next().await {
@@ -146,7 +144,7 @@ async fn client_to_server(
 /// Copies from the server to the client and sends pings, until both sides have sent everything.
 async fn server_to_client(
     sink: &mut SplitSink<WebSocket, Message>,
-    mut server: ReadHalf<'_>,
+    mut server: ReadHalf<Box<dyn PortConnection>>,
     state: &TunnelState,
     access: &SandboxAccess,
 ) -> End {

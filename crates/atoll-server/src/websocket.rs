@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use atoll_core::{RequestContext, SandboxAccess, StreamEnd};
 use atoll_model::Error;
-use atoll_worker::ExecHandle;
+use atoll_model::runtime::ExecHandle;
 use axum::body::Bytes;
 use axum::extract::FromRequestParts;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
@@ -216,7 +216,7 @@ impl Keepalive {
 struct PendingInput<'a>(Option<BoxFuture<'a, Result<(), Error>>>);
 
 impl<'a> PendingInput<'a> {
-    fn begin(&mut self, access: &'a SandboxAccess, exec: &'a ExecHandle, keys: Bytes) {
+    fn begin(&mut self, access: &'a SandboxAccess, exec: &'a dyn ExecHandle, keys: Bytes) {
         self.0 = Some(Box::pin(async move {
             // Input resumes a paused sandbox.
             access.resume_if_paused().await?;

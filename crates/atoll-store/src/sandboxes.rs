@@ -36,8 +36,8 @@ const INSERT: &str = concat!(
 const ADOPT: &str = "INSERT INTO sandboxes (id, session, org, template, state, reason, metadata, limits, network, \
      lifetime, policy, port_access, durable, created_at, started_at, end_at, stopped_at) \
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)";
-const DELETED_SESSION: &str =
-    "SELECT session FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
+const SESSION: &str = "SELECT session FROM sandboxes WHERE id = $1";
+const IS_DELETED: &str = "SELECT COUNT(*) FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
 const PRUNE_DELETED: &str =
     "DELETE FROM sandboxes WHERE id IN (SELECT id FROM sandboxes WHERE deleted_at < $1 LIMIT $2)";
 const DELETE_CREATING: &str = "DELETE FROM sandboxes WHERE id = $1 AND state = 'creating'";
@@ -273,10 +273,17 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the session of a deleted sandbox. `None` if the sandbox is not deleted or unknown.
-    pub async fn deleted_session(&self, id: &SandboxId) -> Result<Option<SessionId>> {
+    /// Whether the row of a sandbox is marked as deleted. False if there is no row.
+    pub async fn is_deleted(&self, id: &SandboxId) -> Result<bool> {
         let _time = self.time("deleted");
-        let query = sqlx::query_scalar::<_, String>(DELETED_SESSION).bind(id.as_str());
+        let query = sqlx::query_scalar::<_, i64>(IS_DELETED).bind(id.as_str());
+        Ok(query.fetch_one(&self.read).await? > 0)
+    }
+
+    /// Returns the session of a sandbox, deleted or not. `None` if there is no row.
+    pub async fn session_of(&self, id: &SandboxId) -> Result<Option<SessionId>> {
+        let _time = self.time("session_of");
+        let query = sqlx::query_scalar::<_, String>(SESSION).bind(id.as_str());
         let session = query.fetch_optional(&self.read).await?;
         session
             .map(|session| decode_text(TABLE, session))

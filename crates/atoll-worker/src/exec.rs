@@ -33,7 +33,7 @@ use crate::error::internal;
 use crate::journal::JournalState;
 use crate::sync::lock;
 pub(crate) use adopt::adopt;
-pub use handle::{ExecHandle, ExecResult, StartedExec, TerminalAttachment};
+pub use handle::{ExecHandle, StartedExec, TerminalAttachment};
 use output::Progress;
 use output_log::OutputLog;
 use record::ExecRecord;

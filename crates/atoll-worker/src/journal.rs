@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use atoll_model::runtime::JournalStatus;
 use atoll_model::{CommandKind, CommandRow, ExecId, Program, SandboxId};
 use atoll_store::{Error, Journal};
 use tokio::sync::Notify;
@@ -57,17 +58,6 @@ impl JournalState {
     pub(crate) fn clear(&self) {
         self.0.store(0, Ordering::Release);
     }
-}
-
-/// Health of a runtime's journals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct JournalHealth {
-    /// Sandboxes with rows that are not written yet.
-    pub behind: usize,
-    /// Failed writes since the server started.
-    pub failures: u64,
-    /// Commands that were evicted before they were written.
-    pub lost: u64,
 }
 
 /// All journals of a runtime.
@@ -132,8 +122,8 @@ impl JournalNotifier {
 }
 
 impl Journals {
-    pub(crate) fn health(&self) -> JournalHealth {
-        JournalHealth {
+    pub(crate) fn status(&self) -> JournalStatus {
+        JournalStatus {
             behind: lock(&self.dirty).len(),
             failures: self.failures.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),

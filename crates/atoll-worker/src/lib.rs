@@ -34,17 +34,15 @@ pub mod tree;
 mod warm_pool;
 mod watch;
 
-pub use exec::log_lines::{LogFollower, LogLine};
+pub use exec::log_lines::LogFollower;
 pub use exec::output::{OutputReader, StreamReader};
-pub use exec::{ExecHandle, ExecResult, StartedExec, TerminalAttachment};
+pub use exec::{ExecHandle, StartedExec, TerminalAttachment};
 pub use files::archive::Unpacking;
 pub use files::{FileReader, FileWriter};
-pub use journal::JournalHealth;
 pub use reserve::Reserve;
-pub use run_to_completion::{RunToCompletion, run_to_completion};
+pub(crate) use run_to_completion::run_to_completion;
 pub use runtime::{
-    BeforeCreate, Config, ForegroundGuard, HistoryFlush, LocalRuntime, PlanOverride, PortWatch,
-    Recovered, check_host,
+    BeforeCreate, Config, ForegroundGuard, LocalRuntime, PlanOverride, PortWatch, check_host,
 };
 pub use screen::{Screen, Size};
 pub use storage::Storage;

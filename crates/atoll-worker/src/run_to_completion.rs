@@ -8,12 +8,12 @@ use std::task::{Context, Poll, ready};
 
 /// A future that is spawned as a task when it is dropped before its end.
 #[derive(Debug)]
-pub struct RunToCompletion<F>(Option<Pin<Box<F>>>)
+pub(crate) struct RunToCompletion<F>(Option<Pin<Box<F>>>)
 where
     F: Future + Send + 'static;
 
 /// Makes `work` complete even if the returned future is dropped.
-pub fn run_to_completion<F>(work: F) -> RunToCompletion<F>
+pub(crate) fn run_to_completion<F>(work: F) -> RunToCompletion<F>
 where
     F: Future + Send + 'static,
 {

@@ -1,5 +1,6 @@
 //! The runtime of one instance: its shared state, and lookup of sandboxes by id.
 
+pub(crate) mod activity;
 mod adopt;
 mod close;
 mod config;
@@ -8,8 +9,10 @@ mod create;
 mod delete;
 mod entry;
 mod execs;
+mod expiry;
 mod files;
 mod history;
+mod interface;
 mod open;
 mod states;
 mod templates;
@@ -22,8 +25,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
-use atoll_model::{Code, Error, Limits, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timer};
-use tokio::sync::watch;
+use atoll_model::runtime::{DeadlineClock, HistorySink};
+use atoll_model::{
+    Code, Error, EventBus, Limits, Notification, SandboxId, SandboxInfo, SandboxSpec, SandboxState,
+    Timer,
+};
 
 use crate::authorities::Authorities;
 use crate::embryo_pool::EmbryoPool;
@@ -43,12 +49,10 @@ use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
 use crate::warm_pool::WarmPool;
-pub use adopt::Recovered;
 pub use config::{Config, PlanOverride};
 pub use connection::PortWatch;
 pub use create::BeforeCreate;
 pub(crate) use create::no_hook;
-pub use delete::HistoryFlush;
 pub(crate) use entry::{EntryState, SandboxEntry};
 pub use open::ForegroundGuard;
 
@@ -74,6 +78,8 @@ pub(crate) struct RuntimeState {
     pub(crate) syncer: Arc<Syncer>,
     /// `None` if the runtime was opened without a journal.
     pub(crate) journals: Option<Arc<Journals>>,
+    /// Destination of the journals' rows; `None` if they stay in the journals.
+    history: Option<Arc<dyn HistorySink>>,
     pub(crate) plan_override: Option<PlanOverride>,
     freezer: Freezer,
     /// Requests in flight; they continue if the caller goes away.
@@ -84,8 +90,12 @@ pub(crate) struct RuntimeState {
     pub(crate) fd_shortage: tokio::sync::Notify,
     pub(crate) trash: Trash,
     sandboxes: Mutex<HashMap<SandboxId, Arc<SandboxEntry>>>,
-    /// Notified whenever a sandbox has exited by itself.
-    exits: watch::Sender<()>,
+    /// Destination of notifications; `None` if no part of the process needs them.
+    events: Option<Arc<dyn EventBus>>,
+    /// Clock of the deadlines; `None` if nothing expires.
+    clock: Option<Arc<dyn DeadlineClock>>,
+    /// Notified when a deadline may be earlier than before.
+    deadlines_changed: Arc<tokio::sync::Notify>,
     pub(crate) metrics: Metrics,
     /// Tasks that refill the pools.
     background_tasks: Mutex<Vec<tokio::task::JoinHandle<()>>>,
@@ -104,6 +114,13 @@ impl RuntimeState {
     pub(crate) fn note_record(&self, id: &SandboxId) {
         if self.instance.data_lock.is_some() {
             self.syncer.note_record(id);
+        }
+    }
+
+    /// Announces that the state of a sandbox has changed without a request.
+    fn publish_change(&self, id: &SandboxId) {
+        if let Some(events) = &self.events {
+            events.publish(Notification::SandboxChanged(id.clone()));
         }
     }
 
@@ -151,11 +168,6 @@ impl LocalRuntime {
         &self.shared.instance.tag
     }
 
-    /// Changes whenever a sandbox has exited without a request to stop it.
-    pub fn subscribe_exits(&self) -> watch::Receiver<()> {
-        self.shared.exits.subscribe()
-    }
-
     /// Number of warm sandboxes and of embryos.
     pub fn pool_sizes(&self) -> (usize, usize) {
         (self.shared.warm_pool.len(), self.shared.embryo_pool.len())
@@ -181,6 +193,18 @@ impl LocalRuntime {
             EntryState::Stopped(record, _) => Ok(record.spec),
             EntryState::Unadoptable(sandbox) => Ok(sandbox.record.spec.clone()),
             EntryState::Gone => Err(not_found(id)),
+        }
+    }
+
+    /// Adds the deadlines in server time.
+    fn with_deadlines(&self, info: SandboxInfo) -> SandboxInfo {
+        let (Some(clock), Ok(entry)) = (&self.shared.clock, self.entry(&info.id)) else {
+            return info;
+        };
+        let deadlines = entry.activity.deadlines();
+        SandboxInfo {
+            deadlines: deadlines.map(|deadlines| deadlines.to_server_time(&**clock)),
+            ..info
         }
     }
 

@@ -35,6 +35,7 @@ use crate::keeper::{InitProcess, Keeper};
 use crate::metrics::Metrics;
 use crate::network::Link;
 use crate::runtime::RuntimeState;
+use crate::runtime::activity::Activity;
 use crate::sync::lock;
 use crate::template::Template;
 pub(crate) use embryo::Embryo;
@@ -154,12 +155,9 @@ impl Sandbox {
     }
 
     /// Changes the record and writes it.
-    pub(crate) fn update_record(
-        &self,
-        change: impl FnOnce(&mut SandboxInfo),
-    ) -> Result<Record, Error> {
+    pub(crate) fn update_record(&self, change: impl FnOnce(&mut Record)) -> Result<Record, Error> {
         let mut record = lock(&self.record);
-        change(&mut record.info);
+        change(&mut record);
         record.write(&self.directory)?;
         Ok(record.clone())
     }
@@ -169,6 +167,7 @@ impl Sandbox {
     pub(crate) fn freeze(
         self: &Arc<Self>,
         transition: Transition,
+        activity: &Arc<Activity>,
     ) -> Result<FreezeStep<()>, Error> {
         let now = *self.state.borrow();
         let next = now.next(transition)?;
@@ -181,19 +180,29 @@ impl Sandbox {
             self.group.thaw().map(|()| true)
         };
         if done.map_err(|error| jail(&error))? {
-            return self.set_state(next).map(FreezeStep::Done);
+            return self.set_state(next, activity).map(FreezeStep::Done);
         }
-        let sandbox = Arc::clone(self);
+        let (sandbox, activity) = (Arc::clone(self), Arc::clone(activity));
         Ok(FreezeStep::Continue(Box::new(move || {
             let frozen = sandbox.group.wait_frozen();
             frozen.map_err(|error| jail(&error))?;
-            sandbox.set_state(next)
+            sandbox.set_state(next, &activity)
         })))
     }
 
-    fn set_state(&self, state: SandboxState) -> Result<(), Error> {
+    /// Sets the state after a pause or a resume. The timeout does not pass while the sandbox is paused.
+    fn set_state(&self, state: SandboxState, activity: &Activity) -> Result<(), Error> {
+        let deadlines = activity.deadlines().map(|deadlines| match state {
+            SandboxState::Paused => deadlines.paused(),
+            _ => deadlines.resumed(),
+        });
+        activity.set_deadlines(deadlines);
         self.state.send_replace(state);
-        self.update_record(|info| info.state = state).map(drop)
+        self.update_record(|record| {
+            record.info.state = state;
+            record.deadlines = deadlines;
+        })
+        .map(drop)
     }
 
     /// Kills all its processes and removes its cgroups; its files stay.

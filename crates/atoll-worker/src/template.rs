@@ -23,6 +23,7 @@ use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use atoll_model::runtime::DEFAULT_TEMPLATE;
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -45,16 +46,17 @@ mod references;
 mod tests;
 
 pub use archive_channel::{ArchiveReader, ArchiveSender, archive_channel};
+pub use atoll_model::runtime::{TemplateInfo, TemplateOptions, TemplateUser};
 use build::{Build, IfExists};
 use build_limits::BuildMeter;
 pub use build_limits::{Progress, Report, Stage};
 pub use error::Error;
 use error::failed;
 use import::ArchiveSource;
-pub use meta::{Source, TemplateInfo, TemplateOptions, User};
+pub use meta::Source;
 
 /// Name of the template that is built from the host's own system.
-pub const BASE: &str = "base";
+pub const BASE: &str = DEFAULT_TEMPLATE;
 
 /// Number of ids in a sandbox; every id in a layer is below it.
 const ID_COUNT: u32 = 65_536;
@@ -189,7 +191,7 @@ impl TemplateStore {
         if name == BASE {
             return Err(Error::Reserved);
         }
-        options.user.check()?;
+        meta::check_user(&options.user)?;
         if !options.replace && self.list()?.iter().any(|known| known == name) {
             return Err(Error::Exists {
                 name: name.to_owned(),
@@ -205,7 +207,7 @@ impl TemplateStore {
             env: options.env.clone(),
             sudo: options.sudo,
             nested_user_namespaces: options.nested_user_namespaces,
-            ..TemplateInfo::new(description, report)
+            ..meta::new_info(description, report)
         };
         let if_exists = if options.replace {
             IfExists::Replace
@@ -245,7 +247,7 @@ impl TemplateStore {
         let dir = self.open_tree(name)?;
         let references = self.references()?;
         // A corrupt one can be removed too.
-        let id = TemplateInfo::read(&dir, name, &path)
+        let id = meta::read_info(&dir, name, &path)
             .ok()
             .and_then(|meta| meta.id);
         let sandboxes = references.sandboxes_of(name, id.as_deref());
@@ -296,7 +298,7 @@ impl TemplateStore {
         let report = meter.finish();
         let meta = TemplateInfo {
             env: BTreeMap::from([("LANG".to_owned(), "C.UTF-8".to_owned())]),
-            ..TemplateInfo::new("host system".to_owned(), report)
+            ..meta::new_info("host system".to_owned(), report)
         };
         build.publish(BASE, &meta, IfExists::Replace)?;
         Ok(report)

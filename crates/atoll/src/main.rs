@@ -2,6 +2,7 @@
 
 mod cli;
 mod config;
+mod wiring;
 
 fn main() -> std::process::ExitCode {
     // A keeper is the same binary under another name; it must be single-threaded from the start.

@@ -5,7 +5,7 @@
 use atoll_model::{Code, Error, ExpiryAction, SandboxState, Scope};
 use atoll_store::SandboxRow;
 
-use crate::control::sandboxes::{check_timeout, microseconds, unconditional};
+use crate::control::sandboxes::{check_timeout, microseconds};
 use crate::live_sandboxes::LockedSandbox;
 use crate::{Core, RequestContext, SandboxView, run_to_completion};
 
@@ -76,10 +76,8 @@ impl Core {
                 (SandboxState::Paused | SandboxState::Stopped, _) => {
                     return Ok(PriorState::Suspended);
                 }
-                (_, PauseMode::Memory) => core.pause_locked(&locked, unconditional()).await?,
-                (_, PauseMode::FilesOnly) => {
-                    core.stop_locked(&locked, unconditional(), None).await?
-                }
+                (_, PauseMode::Memory) => core.pause_locked(&locked).await?,
+                (_, PauseMode::FilesOnly) => core.stop_locked(&locked).await?,
             };
             Ok(PriorState::Running)
         })
@@ -105,7 +103,7 @@ impl Core {
             }
             _ => {
                 if state == SandboxState::Paused {
-                    self.stop_locked(locked, unconditional(), None).await?;
+                    self.stop_locked(locked).await?;
                 }
                 self.start_locked(locked).await?;
                 PriorState::Suspended
@@ -128,7 +126,7 @@ impl Core {
         }
         let written = entry.update(&self.inner.store, change);
         let row = written.await?;
-        self.inner.expiry_changed.notify_one();
+        self.push_deadlines(&row).await?;
         Ok((row.into(), before))
     }
 }

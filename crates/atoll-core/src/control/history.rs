@@ -1,24 +1,20 @@
-//! Sessions: the history of sandboxes, its synchronization and its retention.
+//! Sessions: the history of sandboxes and its retention.
 //!
-//! Commands are recorded in the journal of each sandbox and copied to the store, where they outlive the sandbox. Old
-//! history is deleted in batches.
+//! The runtime records commands in the journal of each sandbox and passes them to [`StoreHistory`]. In the store they
+//! outlive the sandbox. Old history is deleted in batches.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use atoll_model::runtime::HistorySink;
 use atoll_model::{
-    Code, CommandKind, CommandRow, Error, Event, Page, PageRequest, SandboxId, Scope, SessionId,
+    Code, CommandKind, CommandRow, Error, Event, Page, PageRequest, SandboxId, Scope,
 };
 use atoll_store::{SandboxRow, Store};
-use atoll_worker::HistoryFlush;
 
 use crate::{Core, Inner, RequestContext, error};
 
-/// Time between two syncs of all journals. A request for a session syncs its journal at once. Each sync opens the
-/// journal of every sandbox with new commands.
-const SYNC_INTERVAL: Duration = Duration::from_secs(10);
-/// Rows per batch of a sync.
-const SYNC_BATCH: u32 = 200;
 /// Time between two runs of the retention.
 const RETENTION_INTERVAL: Duration = Duration::from_mins(10);
 /// Rows per delete, so that other writers get their turn.
@@ -31,9 +27,6 @@ const HISTORY_RETENTION: i64 = 30 * DAY;
 const EVENT_RETENTION: i64 = 7 * DAY;
 /// Retention of idempotency keys of creates.
 const IDEMPOTENCY_RETENTION: i64 = DAY;
-
-/// Retention of files in `orphaned/`.
-const ORPHAN_RETENTION: i64 = atoll_worker::orphans::RETENTION.as_micros() as i64;
 
 /// A session with the size of its history.
 #[derive(Debug, Clone)]
@@ -113,78 +106,34 @@ impl Core {
 
 impl Inner {
     /// Syncs the journal of one sandbox before a read. A failure is logged, and the read returns what the store has.
-    async fn sync_now(self: &Arc<Self>, row: &SandboxRow) {
+    async fn sync_now(&self, row: &SandboxRow) {
         if row.deleted_at.is_some() {
             return;
         }
-        let (inner, id, session) = (Arc::clone(self), row.id.clone(), row.session.clone());
-        // In a task of its own, so that a cancelled request does not leave a partial sync.
-        let carried = tokio::spawn(async move { inner.sync(&id, &session).await });
-        if let Ok(Err(failure)) = carried.await {
-            tracing::warn!(sandbox = %row.id, %failure, "failed to sync journal: history is incomplete");
+        match self.runtime.sync_history(&row.id).await {
+            // A concurrent delete flushes the journal.
+            Err(failure) if failure.code != Code::SandboxNotFound => {
+                tracing::warn!(sandbox = %row.id, %failure, "failed to sync journal: history is incomplete");
+            }
+            _ => {}
         }
     }
+}
 
-    /// Copies all unsynced rows of a sandbox's journal to the store.
-    async fn sync(&self, id: &SandboxId, session: &SessionId) -> Result<(), Error> {
-        let Some(entry) = self.sandboxes.get(id) else {
+/// Writes commands to the store, into the sessions of their sandboxes.
+#[derive(Debug, Clone)]
+pub struct StoreHistory(pub Store);
+
+#[async_trait]
+impl HistorySink for StoreHistory {
+    async fn append(&self, sandbox: &SandboxId, rows: &[CommandRow]) -> Result<(), Error> {
+        let session = self.0.session_of(sandbox).await.map_err(error::store)?;
+        // Without a row there is no session that could show the commands.
+        let Some(session) = session else {
             return Ok(());
         };
-        // A concurrent call waits for the end of this one.
-        let _alone = entry.history_lock.lock().await;
-        loop {
-            let rows = match self.runtime.unsynced_commands(id, SYNC_BATCH).await {
-                // The sandbox was deleted meanwhile, which flushed its journal.
-                Err(error) if error.code == Code::SandboxNotFound => return Ok(()),
-                rows => rows?,
-            };
-            if let Err(failure) = self.store.upsert_commands(session, &rows).await {
-                self.runtime.mark_unsynced(id);
-                return Err(error::store(failure));
-            }
-            if rows.is_empty() {
-                return Ok(());
-            }
-            self.runtime.mark_synced(id, &rows).await?;
-            if rows.len() < SYNC_BATCH as usize {
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// Callback by which the runtime flushes a journal to the store before it deletes the sandbox's files.
-pub(crate) fn history_sink(store: &Store, session: SessionId) -> HistoryFlush {
-    let store = store.clone();
-    Box::new(move |rows| {
-        Box::pin(async move {
-            let kept = store.upsert_commands(&session, &rows).await;
-            kept.map_err(error::store)
-        })
-    })
-}
-
-/// Background task that syncs all journals periodically.
-pub(crate) async fn sync_loop(inner: Weak<Inner>) {
-    let mut clock = tokio::time::interval(SYNC_INTERVAL);
-    clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        clock.tick().await;
-        let Some(inner) = inner.upgrade() else { return };
-        let mut failed = None;
-        for id in inner.runtime.unsynced_sandboxes() {
-            let Some(entry) = inner.sandboxes.get(&id) else {
-                continue;
-            };
-            let session = entry.read(|row| row.session.clone());
-            if let Err(failure) = inner.sync(&id, &session).await {
-                failed.get_or_insert((id, failure));
-            }
-        }
-        // One log line for all: the usual causes, the store or the disk, concern every journal.
-        if let Some((id, failure)) = failed {
-            tracing::warn!(sandbox = %id, %failure, "failed to sync journal, will retry");
-        }
+        let written = self.0.upsert_commands(&session, rows).await;
+        written.map_err(error::store)
     }
 }
 
@@ -201,7 +150,7 @@ pub(crate) async fn retention_loop(inner: Weak<Inner>) {
         if let Err(failure) = apply_retention(&inner.store, now).await {
             tracing::warn!(%failure, "failed to delete old history, will retry");
         }
-        if let Err(failure) = inner.runtime.remove_orphans(now - ORPHAN_RETENTION).await {
+        if let Err(failure) = inner.runtime.remove_old_orphans(now).await {
             tracing::warn!(%failure, "failed to delete old orphaned files, will retry");
         }
     }

@@ -5,15 +5,18 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, Page, PageRequest, RequestId, Scope, lock};
+use atoll_model::{
+    Code, Error, Key, KeyId, Notification, Org, OrgId, Page, PageRequest, RequestId, Scope, Topic,
+    lock,
+};
 use atoll_store::NewKey;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use crate::{Core, RequestContext, error};
+use crate::{Core, Inner, RequestContext, error};
 
 const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const SECRET_HEX_LEN: usize = 64;
@@ -372,15 +375,52 @@ impl Core {
         let key = key.ok_or_else(not_found)?;
         context.require(key.scope)?;
         let done = self.inner.store.revoke_key(&org, &key.id, self.now()).await;
-        self.inner.keys.invalidate();
-        self.inner.tickets.invalidate_org(&org);
-        if matches!(done, Ok(true)) {
-            self.inner.keys.revoke([key.id]);
-        }
+        // After an error the key may be revoked nevertheless.
+        let revoked = if matches!(done, Ok(true)) {
+            vec![key.id]
+        } else {
+            Vec::new()
+        };
+        self.inner.announce_revoked(&org, revoked);
         if done.map_err(error::store)? {
             Ok(())
         } else {
             Err(not_found())
+        }
+    }
+}
+
+impl Inner {
+    /// Applies the revocation of keys in this process, and notifies other processes.
+    pub(crate) fn announce_revoked(&self, org: &OrgId, keys: Vec<KeyId>) {
+        self.apply_revoked(org, keys.clone());
+        let org = org.clone();
+        self.events.publish(Notification::KeysRevoked { org, keys });
+    }
+
+    /// Rejects the keys of an org and its tickets from now on, and ends open streams of the keys.
+    fn apply_revoked(&self, org: &OrgId, keys: Vec<KeyId>) {
+        self.keys.invalidate();
+        self.tickets.invalidate_org(org);
+        self.keys.revoke(keys);
+    }
+}
+
+/// Background task that applies revocations of other processes.
+pub(crate) async fn revocation_loop(inner: Weak<Inner>) {
+    let subscribed = inner.upgrade();
+    let Some(mut revoked) = subscribed.map(|inner| inner.events.subscribe(Topic::KeysRevoked))
+    else {
+        return;
+    };
+    loop {
+        let notification = revoked.next().await;
+        let Some(inner) = inner.upgrade() else { return };
+        match notification {
+            Some(Notification::KeysRevoked { org, keys }) => inner.apply_revoked(&org, keys),
+            Some(_) => {}
+            // Which keys is unknown: read all of them again.
+            None => inner.keys.invalidate(),
         }
     }
 }

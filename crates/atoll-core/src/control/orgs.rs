@@ -150,7 +150,7 @@ impl Core {
         };
         // Without its row, the next start would move such a sandbox to `orphaned/` instead of deleting it.
         let pending_deletes = lock(&self.inner.pending_deletes).clone();
-        for id in pending_deletes.keys() {
+        for id in pending_deletes {
             let session = self.inner.store.session(&org.id, id.as_str()).await;
             if session.map_err(error::store)?.is_some() {
                 let message = format!(
@@ -167,9 +167,7 @@ impl Core {
             OrgRemoval::HasSandboxes(count) => return Err(in_use(format!("{count} sandboxes"))),
             OrgRemoval::NotFound => return Err(not_found()),
         };
-        self.inner.keys.invalidate();
-        self.inner.tickets.invalidate_org(&org.id);
-        self.inner.keys.revoke(keys);
+        self.inner.announce_revoked(&org.id, keys);
         let removed = self.inner.store.remove_history(&org.id, &sessions).await;
         if let Err(failure) = removed {
             tracing::warn!(org = %org.id, %failure, "history of a removed org stays until its retention ends");

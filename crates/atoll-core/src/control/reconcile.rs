@@ -7,22 +7,19 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use atoll_model::runtime::{Recovery, Runtime};
 use atoll_model::{
-    Code, Error, Lifetime, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState,
-    SessionId, lock,
+    Code, Error, Lifetime, Notification, PortAccess, SandboxId, SandboxInfo, SandboxSpec,
+    SandboxState, SessionId, StopReason, Topic, lock,
 };
 use atoll_store::{SandboxRow, Store};
-use atoll_worker::{LocalRuntime, Recovered};
 
 use crate::clock::Clock;
 use crate::control::expiry::deletion_time;
-use crate::control::sandboxes::end_at_after_restart;
-use crate::control::{history, orgs};
+use crate::control::orgs;
+use crate::control::sandboxes::{copy_deadlines, end_at_after_restart, push_deadlines};
 use crate::live_sandboxes::{LiveSandbox, LiveSandboxes, change_event};
-use crate::{Config, Inner, error};
-
-/// Sandboxes that are deleted in the store and still exist in the runtime.
-pub(crate) type PendingDeletes = HashMap<SandboxId, SessionId>;
+use crate::{Config, Core, Inner, error};
 
 /// Upper bound between two checks for exited sandboxes, and retry interval of failed deletes.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -31,13 +28,14 @@ const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// could not be removed from the runtime.
 pub(crate) async fn reconcile_all(
     store: &Store,
-    runtime: &LocalRuntime,
+    runtime: &dyn Runtime,
     config: &Config,
     clock: &Arc<Clock>,
-) -> Result<(LiveSandboxes, PendingDeletes), Error> {
-    let (sandboxes, mut pending_deletes) = (LiveSandboxes::new(clock), PendingDeletes::new());
+) -> Result<(LiveSandboxes, HashSet<SandboxId>), Error> {
+    let (sandboxes, mut pending_deletes) = (LiveSandboxes::new(clock), HashSet::new());
     let is: HashMap<SandboxId, SandboxInfo> = runtime
         .list()
+        .await?
         .into_iter()
         .map(|info| (info.id.clone(), info))
         .collect();
@@ -59,7 +57,7 @@ pub(crate) async fn reconcile_all(
                 Err(error) => {
                     tracing::warn!(sandbox = %row.id, %error, "cannot remove sandbox of an unacknowledged create, will retry");
                     record_failed_create(store, &row, &error, clock.now()).await?;
-                    pending_deletes.insert(row.id.clone(), row.session);
+                    pending_deletes.insert(row.id.clone());
                 }
             }
             continue;
@@ -90,15 +88,16 @@ pub(crate) async fn reconcile_all(
             let written = store.update_sandbox(&joined, change_event(&row, &joined), clock.now());
             written.await.map_err(error::store)?;
         }
-        // The last activity is not stored: the idle timer starts anew.
-        sandboxes.add(joined).record_activity();
+        if joined.state.has_processes() {
+            // The runtime may lack the last change of the row, or everything if an earlier version created the sandbox.
+            push_deadlines(runtime, &joined).await?;
+        }
+        sandboxes.add(joined);
     }
     for id in is.keys().filter(|id| !known.contains(*id)) {
-        let deleted = store.deleted_session(id).await.map_err(error::store)?;
-        if let Some(session) = deleted {
-            let sink = history::history_sink(store, session.clone());
-            if runtime.delete_after_flush(id, sink).await.is_err() {
-                pending_deletes.insert(id.clone(), session);
+        if store.is_deleted(id).await.map_err(error::store)? {
+            if runtime.delete(id).await.is_err() {
+                pending_deletes.insert(id.clone());
             }
         } else if config.adopt_orphans {
             let row = adopt(store, runtime, config, &is[id], clock.now()).await?;
@@ -118,13 +117,13 @@ pub(crate) async fn reconcile_all(
 /// because the original values are lost.
 async fn adopt(
     store: &Store,
-    runtime: &LocalRuntime,
+    runtime: &dyn Runtime,
     config: &Config,
     info: &SandboxInfo,
     now: i64,
 ) -> Result<SandboxRow, Error> {
     let has_processes = info.state.has_processes();
-    let spec = runtime.spec(&info.id)?;
+    let spec = runtime.spec(&info.id).await?;
     let row = SandboxRow {
         id: info.id.clone(),
         session: SessionId::random(),
@@ -163,7 +162,7 @@ async fn adopt(
 /// Recovers a sandbox whose files are in `orphaned/`: an earlier start, whose database did not have its row, moved
 /// them, or this one, because a power failure left its record empty, torn or outdated. The row has everything except
 /// the environment variables.
-async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<SandboxInfo>, Error> {
+async fn recover(runtime: &dyn Runtime, row: &SandboxRow) -> Result<Option<SandboxInfo>, Error> {
     if row.state == SandboxState::Failed {
         return Ok(None);
     }
@@ -173,18 +172,19 @@ async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<Sand
         network: row.network,
         policy: row.policy.clone(),
         durable: row.durable,
+        lifetime: Some(row.lifetime),
         ..SandboxSpec::default()
     };
     match runtime.recover(&row.id, spec, row.created_at).await? {
         None => return Ok(None),
-        Some(Recovered::Intact) => {
+        Some(Recovery::Intact) => {
             tracing::warn!(sandbox = %row.id, "sandbox recovered from orphaned/");
         }
-        Some(Recovered::WithoutRecord) => {
+        Some(Recovery::WithoutRecord) => {
             tracing::warn!(sandbox = %row.id, "record was lost: sandbox recovered without its environment variables");
         }
     }
-    runtime.get(&row.id).map(Some)
+    runtime.get(&row.id).await.map(Some)
 }
 
 /// Marks the row of an unacknowledged create as failed and deleted when its sandbox cannot be removed.
@@ -214,15 +214,20 @@ fn apply_runtime_state(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> San
         // A pause or resume whose result was not recorded.
         (SandboxState::Running, SandboxState::Paused) => {
             row.time_left = row.end_at.take().map(|end| (end - now).max(0));
+            row.stopped_at = Some(now);
+            copy_deadlines(&mut row, info);
         }
         (SandboxState::Paused, SandboxState::Running) => {
             row.end_at = row.time_left.take().map(|left| now + left);
+            row.stopped_at = None;
+            copy_deadlines(&mut row, info);
         }
         // A start whose result was not recorded: it had claimed quota, and then succeeded.
         (SandboxState::Stopped | SandboxState::Creating, SandboxState::Running) => {
             row.end_at = end_at_after_restart(&row.lifetime, now);
             row.started_at = Some(now);
             (row.stopped_at, row.time_left) = (None, None);
+            copy_deadlines(&mut row, info);
         }
         // A start that did not succeed.
         (SandboxState::Creating, SandboxState::Stopped) => {}
@@ -240,62 +245,102 @@ fn apply_runtime_state(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> San
 /// Retries the deletes that failed in the runtime.
 async fn retry_deletes(inner: &Inner) {
     let pending_deletes = lock(&inner.pending_deletes).clone();
-    for (id, session) in pending_deletes {
-        if inner.remove_from_runtime(&id, session).await.is_ok() {
+    for id in pending_deletes {
+        if inner.remove_from_runtime(&id).await.is_ok() {
             tracing::info!(sandbox = %id, "sandbox removed on retry");
         }
     }
 }
 
-/// Background task that records exits of sandboxes and retries failed deletes and creates. The runtime notifies it of
-/// exits; it also checks periodically, because a row may not have been writable at the time of the exit.
+/// Background task that lets rows follow the runtime and retries failed deletes and creates. The runtime notifies it of
+/// changes; it also checks periodically, because a row may not have been writable at the time of a change.
 pub(crate) async fn reconcile_loop(inner: Weak<Inner>) {
-    let Some(mut endings) = inner.upgrade().map(|inner| inner.runtime.subscribe_exits()) else {
+    let subscribed = inner.upgrade();
+    let Some(mut changes) = subscribed.map(|inner| inner.events.subscribe(Topic::SandboxChanged))
+    else {
         return;
     };
     loop {
-        let _ = tokio::time::timeout(RECHECK_INTERVAL, endings.changed()).await;
-        let Some(inner) = inner.upgrade() else { return };
-        retry_deletes(&inner).await;
-        inner.retry_discards().await;
-        for info in inner.runtime.list() {
-            if info.state == SandboxState::Stopped
-                && let Some(entry) = inner.sandboxes.get(&info.id)
-                && entry.read(has_processes)
+        let change = tokio::time::timeout(RECHECK_INTERVAL, changes.next()).await;
+        let Some(core) = inner.upgrade().map(|inner| Core { inner }) else {
+            return;
+        };
+        if let Ok(Some(Notification::SandboxChanged(id))) = change {
+            if let Some(entry) = core.inner.sandboxes.get(&id) {
+                // In a task of its own, because a transition may hold the lock for a while.
+                tokio::spawn(async move { core.follow_runtime(&entry).await });
+            }
+            continue;
+        }
+        retry_deletes(&core.inner).await;
+        core.inner.retry_discards().await;
+        let Ok(all) = core.inner.runtime.list().await else {
+            continue;
+        };
+        for info in all {
+            if let Some(entry) = core.inner.sandboxes.get(&info.id)
+                && entry.read(|row| differs(row, &info))
             {
-                // In separate tasks, because a transition may hold the lock of one for a while.
-                tokio::spawn(record_exit(Arc::clone(&inner), entry));
+                let core = core.clone();
+                tokio::spawn(async move { core.follow_runtime(&entry).await });
             }
         }
     }
 }
 
-fn has_processes(row: &SandboxRow) -> bool {
-    row.state.has_processes()
+/// Whether a row must follow the runtime.
+fn differs(row: &SandboxRow, info: &SandboxInfo) -> bool {
+    use SandboxState::{Paused, Running, Stopped};
+    let is_settled = |state| matches!(state, Running | Paused | Stopped);
+    info.awaits_deletion
+        || (is_settled(row.state) && is_settled(info.state) && row.state != info.state)
 }
 
-/// Records that the processes of a sandbox have exited, unless that was done or the sandbox was started again.
-async fn record_exit(inner: Arc<Inner>, entry: Arc<LiveSandbox>) {
-    let Ok(locked) = inner.sandboxes.lock(entry).await else {
-        return;
-    };
-    let entry = &locked.entry;
-    let id = entry.read(|row| row.id.clone());
-    let Ok(info) = inner.runtime.get(&id) else {
-        return;
-    };
-    if info.state != SandboxState::Stopped || !entry.read(has_processes) {
-        return;
+impl Core {
+    /// Records a change that the runtime made by itself: an exit, an expiry, or a resume by a use. Does nothing if the row
+    /// has followed already.
+    pub(crate) async fn follow_runtime(&self, entry: &Arc<LiveSandbox>) {
+        let Ok(locked) = self.inner.sandboxes.lock(Arc::clone(entry)).await else {
+            return;
+        };
+        let id = entry.read(|row| row.id.clone());
+        let Ok(info) = self.inner.runtime.get(&id).await else {
+            return;
+        };
+        if !entry.read(|row| differs(row, &info)) {
+            return;
+        }
+        let written = if info.awaits_deletion {
+            self.delete_locked(&locked, info.reason).await
+        } else {
+            self.copy_runtime_state(entry, &info).await
+        };
+        match (written, info.reason) {
+            // The runtime has logged it.
+            (Ok(()), None | Some(StopReason::Timeout | StopReason::Idle)) => {}
+            (Ok(()), reason) => tracing::info!(sandbox = %id, ?reason, "sandbox has exited"),
+            // The cause is logged already.
+            (Err(error), _) if error.code == Code::Internal => {}
+            (Err(error), _) => {
+                let state = info.state.name();
+                tracing::warn!(sandbox = %id, state, %error, "failed to record a change of state, will retry");
+            }
+        }
     }
-    let written = entry.update(&inner.store, |row| {
-        let now = inner.clock.now();
-        *row = apply_runtime_state(row.clone(), &info, now);
-        row.end_at = deletion_time(&inner.config, row.stopped_at.unwrap_or(now));
-    });
-    match written.await {
-        Ok(_) => tracing::info!(sandbox = %id, reason = ?info.reason, "sandbox has exited"),
-        // The cause is logged already.
-        Err(error) if error.code == Code::Internal => {}
-        Err(error) => tracing::warn!(sandbox = %id, %error, "sandbox has exited"),
+
+    async fn copy_runtime_state(
+        &self,
+        entry: &LiveSandbox,
+        info: &SandboxInfo,
+    ) -> Result<(), Error> {
+        let inner = &self.inner;
+        let written = entry.update(&inner.store, |row| {
+            let now = inner.clock.now();
+            *row = apply_runtime_state(row.clone(), info, now);
+            if row.state == SandboxState::Stopped {
+                row.end_at = deletion_time(&inner.config, row.stopped_at.unwrap_or(now));
+            }
+        });
+        written.await.map(drop)
     }
 }

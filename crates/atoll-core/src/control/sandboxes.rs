@@ -18,8 +18,9 @@ use crate::{Core, RequestContext, error};
 pub use change::SandboxChange;
 pub use create::NewSandbox;
 pub use list::{SandboxFilter, SandboxList};
-pub(crate) use timeouts::{check_timeout, end_at_after_restart, microseconds};
-pub(crate) use transitions::{Precondition, unconditional};
+pub(crate) use timeouts::{
+    check_timeout, copy_deadlines, end_at_after_restart, microseconds, push_deadlines,
+};
 
 /// A sandbox as returned to its owner.
 #[derive(Debug, Clone)]

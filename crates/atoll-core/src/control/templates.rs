@@ -1,7 +1,7 @@
 //! Templates. All orgs of a host share them; only admins create and remove them.
 
+use atoll_model::runtime::{ArchiveStream, DEFAULT_TEMPLATE, TemplateInfo, TemplateOptions};
 use atoll_model::{Code, Error, Scope};
-use atoll_worker::template::{ArchiveReader, BASE, TemplateInfo, TemplateOptions};
 
 use crate::{Core, RequestContext};
 
@@ -18,7 +18,7 @@ pub struct TemplateView {
 
 impl TemplateView {
     fn new(name: String, meta: TemplateInfo) -> Self {
-        let is_default = name == BASE;
+        let is_default = name == DEFAULT_TEMPLATE;
         Self {
             name,
             meta,
@@ -59,11 +59,11 @@ impl Core {
         &self,
         context: &RequestContext,
         name: &str,
-        stream: ArchiveReader,
+        archive: ArchiveStream,
         options: TemplateOptions,
     ) -> Result<TemplateView, Error> {
         context.require(Scope::Admin)?;
-        let meta = self.inner.runtime.add_template(name, stream, options);
+        let meta = self.inner.runtime.add_template(name, archive, options);
         Ok(TemplateView::new(name.to_owned(), meta.await?))
     }
 
@@ -71,7 +71,7 @@ impl Core {
     pub async fn remove_template(&self, context: &RequestContext, name: &str) -> Result<(), Error> {
         context.require(Scope::Admin)?;
         self.template(context, name).await?;
-        if name == BASE {
+        if name == DEFAULT_TEMPLATE {
             let message = "the default template cannot be removed";
             return Err(Error::new(Code::Conflict, message).remedy("leave it as it is"));
         }

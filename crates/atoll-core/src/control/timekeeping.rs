@@ -59,8 +59,6 @@ async fn accept(
     moved.map_err(error::store)?;
     for entry in &entries {
         entry.change(|row| shift(row, difference));
-        // Ends of commands were recorded by the system clock: they cannot be compared with the time before.
-        entry.record_activity();
     }
     clock.accept(difference);
     tracing::info!(

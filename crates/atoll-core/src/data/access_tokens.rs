@@ -150,6 +150,6 @@ impl SandboxRef {
         if self.state() == SandboxState::Stopped && self.auto_resumes() {
             self.core.start_live(Arc::clone(&self.entry)).await?;
         }
-        self.core.open_live(Arc::clone(&self.entry)).await
+        self.core.open_live(&self.entry).await
     }
 }

@@ -186,6 +186,6 @@ impl Core {
             .sandboxes
             .get(&url.sandbox)
             .ok_or_else(not_found)?;
-        self.open_live(entry).await
+        self.open_live(&entry).await
     }
 }

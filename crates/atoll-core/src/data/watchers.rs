@@ -5,8 +5,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use atoll_model::runtime::FileWatch;
 use atoll_model::{Code, Error, RunAs, WatchEvent, WatchOptions, lock};
-use atoll_worker::Watch;
 
 use crate::SandboxAccess;
 use crate::control::keys::random_secret_hex;
@@ -28,7 +28,7 @@ pub struct WatchSpec {
 #[derive(Debug)]
 struct Watcher {
     spec: WatchSpec,
-    watch: tokio::sync::Mutex<Watch>,
+    watch: tokio::sync::Mutex<Box<dyn FileWatch>>,
 }
 
 /// All watchers of one sandbox.
@@ -62,13 +62,13 @@ impl SandboxAccess {
         let watch = runtime.watch(self.id(), &spec.run_as, path, spec.options);
         let watch = tokio::sync::Mutex::new(watch.await?);
         let (id, watcher) = (random_secret_hex(), Arc::new(Watcher { spec, watch }));
-        self.entry().watchers.all().insert(id.clone(), watcher);
+        self.watchers.all().insert(id.clone(), watcher);
         Ok(id)
     }
 
     /// Returns all events since the last call.
     pub async fn poll_watcher(&self, id: &str) -> Result<(WatchSpec, Vec<WatchEvent>), Error> {
-        let found = self.entry().watchers.all().get(id).cloned();
+        let found = self.watchers.all().get(id).cloned();
         let watcher = found.ok_or_else(|| not_found(id))?;
         let drained = watcher.watch.lock().await.drain().await;
         match drained {
@@ -83,7 +83,7 @@ impl SandboxAccess {
 
     /// Removes a watcher.
     pub fn remove_watcher(&self, id: &str) -> Result<(), Error> {
-        let ended = self.entry().watchers.all().remove(id);
+        let ended = self.watchers.all().remove(id);
         ended.map(drop).ok_or_else(|| not_found(id))
     }
 }

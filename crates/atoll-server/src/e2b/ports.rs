@@ -7,6 +7,7 @@ use std::future;
 
 use atoll_core::{Core, SandboxAccess, SandboxRef};
 use atoll_model::Error;
+use atoll_model::runtime::PortConnection;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -16,7 +17,6 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt as _;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
 
 use super::error::E2bError;
 use super::router::{self, PortCaller, Target};
@@ -60,7 +60,7 @@ pub(super) async fn forward(
     };
     let dialled = access.runtime().dial(access.id(), port).await;
     if let (Ok(stream), Some(connection)) = (&dialled, &connection)
-        && let Err(error) = connection.check_descriptor(stream)
+        && let Err(error) = connection.check_descriptor(&**stream)
     {
         return E2bError::from(error).into_response();
     }
@@ -89,7 +89,7 @@ async fn stream_end(core: Core, caller: PortCaller) {
 
 async fn exchange(
     access: SandboxAccess,
-    dialled: Result<TcpStream, Error>,
+    dialled: Result<Box<dyn PortConnection>, Error>,
     mut request: Request,
     end_signal: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Response, String> {

@@ -5,8 +5,8 @@ mod stdio;
 
 use std::time::Duration;
 
+use atoll_model::runtime::ExecHandle;
 use atoll_model::{Code, Error, ExecInfo, Page, Scope};
-use atoll_worker::ExecHandle;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -46,8 +46,8 @@ async fn list(
     Query(query): Query<PageQuery>,
 ) -> ApiResult<PageResponse<Command>> {
     let page = query.page()?;
-    let access = app.core.peek(&caller, &id)?;
-    let all = access.runtime().execs(access.id())?;
+    let access = app.access.peek(&caller, &id).await?;
+    let all = access.runtime().execs(access.id()).await?;
     Ok(pagination::page_response(Page::from_unsorted(
         all, &page, cursor_of,
     )))
@@ -59,19 +59,23 @@ pub(super) fn cursor_of(info: &ExecInfo) -> (i64, String) {
 }
 
 /// Finds a command by id, `pid:N` or `tag:NAME`.
-fn find(access: &atoll_core::SandboxAccess, name: &str) -> Result<ExecHandle, Error> {
+async fn find(
+    access: &atoll_core::SandboxAccess,
+    name: &str,
+) -> Result<Box<dyn ExecHandle>, Error> {
     let runtime = access.runtime();
     if let Some(pid) = name.strip_prefix("pid:").and_then(|pid| pid.parse().ok()) {
-        return runtime.find_exec_by_pid(access.id(), pid);
+        return runtime.find_exec_by_pid(access.id(), pid).await;
     }
     if let Some(tag) = name.strip_prefix("tag:") {
-        return runtime.find_exec_by_tag(access.id(), tag);
+        return runtime.find_exec_by_tag(access.id(), tag).await;
     }
     let unknown = |_| {
         Error::new(Code::ExecNotFound, "there is no such command")
             .remedy("list the sandbox's commands: the oldest exited ones are removed")
     };
-    runtime.find_exec(access.id(), &name.parse().map_err(unknown)?)
+    let id = name.parse().map_err(unknown)?;
+    runtime.find_exec(access.id(), &id).await
 }
 
 /// Get a command
@@ -81,8 +85,9 @@ async fn read(
     Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
 ) -> ApiResult<Json<Command>> {
-    let access = app.core.peek(&caller, &id)?;
-    Ok(Json(Command::from(&find(&access, &exec)?)))
+    let access = app.access.peek(&caller, &id).await?;
+    let exec = find(&access, &exec).await?;
+    Ok(Json(Command::read(&*exec).await?))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -104,15 +109,15 @@ async fn wait(
     Path((id, exec)): Path<(String, String)>,
     Query(query): Query<WaitQuery>,
 ) -> ApiResult<Json<Command>> {
-    let access = app.core.observe(&caller, &id)?;
-    let exec = find(&access, &exec)?;
+    let access = app.access.observe(&caller, &id).await?;
+    let exec = find(&access, &exec).await?;
     let seconds = query.timeout.unwrap_or(60.0);
     if !(0.0..=3600.0).contains(&seconds) {
         let message = format!("timeout is {seconds}");
         return Err(Error::invalid("timeout", message, "give 0 to 3600 seconds").into());
     }
     let _ = tokio::time::timeout(Duration::from_secs_f64(seconds), exec.wait()).await;
-    Ok(Json(Command::from(&exec)))
+    Ok(Json(Command::read(&*exec).await?))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -136,13 +141,10 @@ async fn signal(
         let message = format!("signal is {}", request.signal);
         return Err(Error::invalid("signal", message, "give a number from 1 to 64").into());
     }
-    let access = app
-        .core
-        .open_sandbox(&caller, &id, Scope::Sandboxes)
-        .await?;
-    let exec = find(&access, &exec)?;
+    let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
+    let exec = find(&access, &exec).await?;
     if request.signal == 9 {
-        exec.kill()?;
+        exec.kill().await?;
     } else {
         exec.signal(request.signal).await?;
     }

@@ -1,8 +1,8 @@
 //! Output of all commands of a sandbox, line by line. Reading it does not count as activity.
 
 use atoll_core::RequestContext;
+use atoll_model::runtime::{LogFollower, LogLine};
 use atoll_model::{Error, ExecId, OutputChunk};
-use atoll_worker::{LogFollower, LogLine};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -119,16 +119,12 @@ async fn logs(
     let last = headers.get("last-event-id");
     let last = last.and_then(|last| Some(last.to_str().ok()?.to_owned()));
     let after = last.filter(|_| query.follow).or(query.after);
-    let mut logs = open_logs(&app, &caller, &id, after.as_deref())?;
+    let mut logs = open_logs(&app, &caller, &id, after.as_deref()).await?;
     if query.follow {
         return Ok(follow_logs(logs));
     }
-    let mut lines = Vec::new();
-    while lines.len() < limit
-        && let Some(logged) = logs.try_next()?
-    {
-        lines.push(LogLineView::from(logged));
-    }
+    let lines = logs.available(limit).await?;
+    let lines: Vec<LogLineView> = lines.into_iter().map(LogLineView::from).collect();
     let mut headers = HeaderMap::new();
     if lines.len() == limit
         && let Ok(cursor) = HeaderValue::from_str(&logs.cursor())
@@ -138,18 +134,18 @@ async fn logs(
     Ok((headers, Json(lines)).into_response())
 }
 
-fn open_logs(
+async fn open_logs(
     app: &AppState,
     caller: &RequestContext,
     id: &str,
     after: Option<&str>,
-) -> Result<LogFollower, Error> {
-    let access = app.core.peek(caller, id)?;
-    access.runtime().logs(access.id(), after)
+) -> Result<Box<dyn LogFollower>, Error> {
+    let access = app.access.peek(caller, id).await?;
+    access.runtime().logs(access.id(), after).await
 }
 
 /// Streams past and future lines. The `id` of an event is the cursor after it.
-fn follow_logs(logs: LogFollower) -> Response {
+fn follow_logs(logs: Box<dyn LogFollower>) -> Response {
     let events = futures_util::stream::unfold(Some(logs), |logs| async {
         let mut logs = logs?;
         match tokio::time::timeout(sse::PING_INTERVAL, logs.next()).await {

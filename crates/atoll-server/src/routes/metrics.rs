@@ -101,7 +101,7 @@ async fn metrics(
         |field: &str, text: Option<String>| text.map(|text| parse_time(field, &text)).transpose();
     let from = bound("start", query.start)?.unwrap_or(i64::MIN);
     let to = bound("end", query.end)?.unwrap_or(i64::MAX);
-    let access = app.core.peek(&caller, &id)?;
-    let samples = access.runtime().samples(access.id(), from, to)?;
+    let access = app.access.peek(&caller, &id).await?;
+    let samples = access.runtime().samples(access.id(), from, to).await?;
     Ok(Json(samples.into_iter().map(SampleView::from).collect()))
 }

@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use atoll_core::SandboxAccess;
+use atoll_model::runtime::PortConnection;
 use atoll_model::{Error, Scope};
 use axum::extract::State;
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
-use tokio::net::TcpStream;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -55,7 +55,7 @@ async fn list(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> ApiResult<Json<Vec<Port>>> {
-    let access = app.core.open_sandbox(&caller, &id, Scope::Read).await?;
+    let access = app.access.open(&caller, &id, Scope::Read).await?;
     let ports = access.runtime().ports(access.id()).await?;
     Ok(Json(ports.into_iter().map(Port::from).collect()))
 }
@@ -81,15 +81,12 @@ async fn open_tunnel(
 ) -> ApiResult {
     let dialled = async {
         let port = parse_port(&port)?;
-        let access = app
-            .core
-            .open_sandbox(&caller, &id, Scope::Sandboxes)
-            .await?;
+        let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
         let stream = access.runtime().dial(access.id(), port).await?;
         if let Some(Extension(connection)) = connection {
-            connection.check_descriptor(&stream)?;
+            connection.check_descriptor(&*stream)?;
         }
-        Ok::<(SandboxAccess, TcpStream), Error>((access, stream))
+        Ok::<(SandboxAccess, Box<dyn PortConnection>), Error>((access, stream))
     };
     let dialled = dialled.await;
     let Some(upgrade) = upgrade else {

@@ -105,7 +105,7 @@ async fn keep_alive(
     Path(id): Path<String>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.sandbox(app.core.keep_alive(&caller, &id)?)))
+    Ok(Json(app.sandbox(app.core.keep_alive(&caller, &id).await?)))
 }
 
 /// Stop

@@ -1,13 +1,11 @@
 //! Templates: root file systems for sandboxes.
 
 use atoll_core::TemplateView;
+use atoll_model::runtime::TemplateOptions;
 use atoll_model::{Code, Error, Scope};
-use atoll_worker::template::{self, TemplateOptions};
 use axum::Json;
-use axum::body::Body as RawBody;
 use axum::extract::{FromRequest as _, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -19,6 +17,7 @@ use crate::api_types::{BinaryBody, Time};
 use crate::auth::Authenticated;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JsonBody, Path, Query, checked_limit, is_json};
+use crate::file_body::body_chunks;
 use crate::pagination::PageResponse;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
@@ -191,30 +190,7 @@ async fn make(
         sudo: query.sudo.unwrap_or(true),
         ..TemplateOptions::default()
     };
-    let (sender, stream) = template::archive_channel();
-    let added = app.core.add_template(&caller, &name, stream, options);
-    // The archive is unpacked while it is received.
-    let (sent, added) = tokio::join!(forward_body(request.into_body(), sender), added);
-    let template = added?;
-    sent?;
-    Ok(created(template))
-}
-
-/// Forwards a body to the unpacker. If the body is incomplete, unpacking fails.
-async fn forward_body(body: RawBody, sender: template::ArchiveSender) -> Result<(), Error> {
-    let mut chunks = body.into_data_stream();
-    while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|_| {
-            Error::invalid(
-                "body",
-                "the body is incomplete",
-                "send the whole body again",
-            )
-        })?;
-        if !sender.send(chunk.to_vec()).await {
-            break;
-        }
-    }
-    sender.end().await;
-    Ok(())
+    let archive = Box::pin(body_chunks(request.into_body()));
+    let added = app.core.add_template(&caller, &name, archive, options);
+    Ok(created(added.await?))
 }

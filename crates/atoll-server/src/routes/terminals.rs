@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use atoll_core::SandboxAccess;
+use atoll_model::runtime::ExecHandle;
 use atoll_model::{Code, Error, ExecInfo, ExecSpec, Idempotency, Page, SandboxId, Scope};
-use atoll_worker::ExecHandle;
 use axum::Json;
 use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
@@ -81,28 +81,28 @@ impl CreateTerminal {
     }
 }
 
-fn find(access: &SandboxAccess, pty: &str) -> Result<ExecHandle, Error> {
+async fn find(access: &SandboxAccess, pty: &str) -> Result<Box<dyn ExecHandle>, Error> {
     let unknown = || {
         Error::new(Code::TerminalNotFound, "there is no such terminal")
             .remedy("GET …/pty lists the open terminals")
     };
     let exec = if let Some(tag) = pty.strip_prefix("tag:") {
-        access.runtime().find_exec_by_tag(access.id(), tag)
+        access.runtime().find_exec_by_tag(access.id(), tag).await
     } else {
         let id = pty.strip_prefix("pty_").map(|rest| format!("exec_{rest}"));
         let id = id.and_then(|id| id.parse().ok()).ok_or_else(unknown)?;
-        access.runtime().find_exec(access.id(), &id)
+        access.runtime().find_exec(access.id(), &id).await
     };
     let exec = exec.map_err(|_| unknown())?;
-    let info = exec.info();
+    let info = exec.info().await?;
     if info.spec.terminal.is_none() || info.status.is_some() {
         return Err(unknown());
     }
     Ok(exec)
 }
 
-fn open_terminals(access: &SandboxAccess) -> Result<Vec<ExecInfo>, Error> {
-    let all = access.runtime().execs(access.id())?;
+async fn open_terminals(access: &SandboxAccess) -> Result<Vec<ExecInfo>, Error> {
+    let all = access.runtime().execs(access.id()).await?;
     let is_open = |info: &ExecInfo| info.spec.terminal.is_some() && info.status.is_none();
     Ok(all.into_iter().filter(is_open).collect())
 }
@@ -111,11 +111,10 @@ async fn start_terminal(
     access: &SandboxAccess,
     request: &CreateTerminal,
     idempotency: Option<Idempotency>,
-) -> Result<ExecHandle, Error> {
+) -> Result<Box<dyn ExecHandle>, Error> {
     let mut spec = request.spec()?;
     spec.idempotency = idempotency;
-    let exec = access.runtime().exec(access.id(), spec).await?;
-    Ok(exec.handle)
+    access.runtime().exec(access.id(), spec).await
 }
 
 /// A terminal.
@@ -135,11 +134,13 @@ struct Terminal {
     rows: u16,
 }
 
-fn terminal_view(access: &SandboxAccess, info: &ExecInfo) -> Terminal {
+async fn terminal_view(access: &SandboxAccess, info: &ExecInfo) -> Terminal {
     // The current size, not the initial one.
-    let exec = access.runtime().find_exec(access.id(), &info.id);
-    let joined = exec.and_then(|exec| exec.attach());
-    let size = joined.map_or(info.spec.terminal.unwrap_or_default(), |joined| joined.size);
+    let size = match access.runtime().find_exec(access.id(), &info.id).await {
+        Ok(exec) => exec.attach().await.map(|joined| joined.size),
+        Err(error) => Err(error),
+    };
+    let size = size.unwrap_or(info.spec.terminal.unwrap_or_default());
     let name = terminal_name(&info.id);
     Terminal {
         id: name.clone(),
@@ -162,12 +163,9 @@ async fn make(
     Path(id): Path<String>,
     IdempotentJson(request, idempotency): IdempotentJson<CreateTerminal>,
 ) -> ApiResult {
-    let access = app
-        .core
-        .open_sandbox(&caller, &id, Scope::Sandboxes)
-        .await?;
+    let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
     let exec = start_terminal(&access, &request, idempotency).await?;
-    let body = Json(terminal_view(&access, &exec.info()));
+    let body = Json(terminal_view(&access, &exec.info().await?).await);
     Ok((StatusCode::CREATED, body).into_response())
 }
 
@@ -202,10 +200,14 @@ async fn list(
 ) -> ApiResult {
     let page = pagination::parse_page(query.limit, query.cursor.as_ref())?;
     let Some(upgrade) = upgrade else {
-        let access = app.core.peek(&caller, &id)?;
-        let slice = Page::from_unsorted(open_terminals(&access)?, &page, cursor_of);
-        let part: PageResponse<Terminal> =
-            pagination::page_response(slice.map(|info| terminal_view(&access, &info)));
+        let access = app.access.peek(&caller, &id).await?;
+        let mut terminals = Vec::new();
+        for info in open_terminals(&access).await? {
+            let view = terminal_view(&access, &info).await;
+            terminals.push((cursor_of(&info), view));
+        }
+        let slice = Page::from_unsorted(terminals, &page, |(cursor, _)| cursor.clone());
+        let part: PageResponse<Terminal> = pagination::page_response(slice.map(|(_, view)| view));
         return Ok(part.into_response());
     };
     let request = CreateTerminal {
@@ -214,10 +216,7 @@ async fn list(
         ..CreateTerminal::default()
     };
     let joined = async {
-        let access = app
-            .core
-            .open_sandbox(&caller, &id, Scope::Sandboxes)
-            .await?;
+        let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
         let exec = start_terminal(&access, &request, None).await?;
         Ok((access, exec))
     };
@@ -242,11 +241,8 @@ async fn join(
     Upgrade(upgrade): Upgrade,
 ) -> ApiResult {
     let joined = async {
-        let access = app
-            .core
-            .open_sandbox(&caller, &id, Scope::Sandboxes)
-            .await?;
-        let exec = find(&access, &pty)?;
+        let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
+        let exec = find(&access, &pty).await?;
         Ok((access, exec))
     };
     match (upgrade, joined.await) {
@@ -256,7 +252,8 @@ async fn join(
             StreamEndSignal::new(&app, &caller),
         )),
         (None, Ok((access, exec))) => {
-            Ok(Json(terminal_view(&access, &exec.info())).into_response())
+            let view = terminal_view(&access, &exec.info().await?).await;
+            Ok(Json(view).into_response())
         }
         (None, Err(error)) => Err(error.into()),
     }
@@ -264,7 +261,7 @@ async fn join(
 
 fn upgrade_to_terminal(
     upgrade: WebSocketUpgrade,
-    joined: Result<(SandboxAccess, ExecHandle), Error>,
+    joined: Result<(SandboxAccess, Box<dyn ExecHandle>), Error>,
     end_signal: StreamEndSignal,
 ) -> Response {
     upgrade.on_upgrade(|socket| async {
@@ -296,11 +293,10 @@ async fn resize(
     Path((id, pty)): Path<(String, String)>,
     JsonBody(request): JsonBody<ResizeRequest>,
 ) -> ApiResult<StatusCode> {
-    let access = app
-        .core
-        .open_sandbox(&caller, &id, Scope::Sandboxes)
-        .await?;
-    find(&access, &pty)?.resize(websocket::clamp_size(request.cols, request.rows))?;
+    let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
+    let exec = find(&access, &pty).await?;
+    let size = websocket::clamp_size(request.cols, request.rows);
+    exec.resize(size).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -313,12 +309,9 @@ async fn end(
     Authenticated(caller): Authenticated,
     Path((id, pty)): Path<(String, String)>,
 ) -> ApiResult<StatusCode> {
-    let access = app
-        .core
-        .open_sandbox(&caller, &id, Scope::Sandboxes)
-        .await?;
-    let exec = find(&access, &pty)?;
-    exec.kill()?;
-    exec.wait().await;
+    let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
+    let exec = find(&access, &pty).await?;
+    exec.kill().await?;
+    exec.wait().await?;
     Ok(StatusCode::NO_CONTENT)
 }

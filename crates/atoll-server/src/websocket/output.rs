@@ -1,8 +1,8 @@
 //! Output and input of a command over a WebSocket. The first byte of a binary frame is its type.
 
 use atoll_core::SandboxAccess;
+use atoll_model::runtime::{ExecHandle, OutputStream};
 use atoll_model::{Error, OutputChunk, Stream};
-use atoll_worker::ExecHandle;
 use axum::extract::ws::{Message, WebSocket};
 
 use super::{
@@ -24,13 +24,14 @@ mod frame_type {
 pub(crate) async fn output(
     mut socket: WebSocket,
     access: SandboxAccess,
-    exec: ExecHandle,
+    exec: Box<dyn ExecHandle>,
     after: u64,
     mut end_signal: StreamEndSignal,
 ) {
-    let mut reader = exec.output(after);
-    // Position at which the client has caught up with the output written so far.
-    let end = exec.output_range().1;
+    let (mut reader, end) = match open_output(&*exec, after).await {
+        Ok(opened) => opened,
+        Err(error) => return close_with_error(socket, &error).await,
+    };
     let mut live = false;
     let (mut keepalive, mut input) = (Keepalive::new(), PendingInput::default());
     loop {
@@ -88,9 +89,9 @@ pub(crate) async fn output(
                 match received {
                     Some(Ok(Message::Binary(frame))) => {
                         let done = match frame.split_first() {
-                            Some((&frame_type::STDIN, [])) => exec.close_stdin(),
+                            Some((&frame_type::STDIN, [])) => exec.close_stdin().await,
                             Some((&frame_type::STDIN, _)) => {
-                                input.begin(&access, &exec, frame.slice(1..));
+                                input.begin(&access, &*exec, frame.slice(1..));
                                 Ok(())
                             }
                             _ => Err(Error::invalid(
@@ -115,4 +116,14 @@ pub(crate) async fn output(
             }
         }
     }
+}
+
+/// Opens the output of a command. Also returns the position at which the client has caught up with the output written
+/// so far.
+async fn open_output(
+    exec: &dyn ExecHandle,
+    after: u64,
+) -> Result<(Box<dyn OutputStream>, u64), Error> {
+    let reader = exec.output(after).await?;
+    Ok((reader, exec.output_range().await?.1))
 }

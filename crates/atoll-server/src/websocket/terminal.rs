@@ -1,8 +1,8 @@
 //! A terminal over a WebSocket: binary frames are input and output, text frames control messages.
 
 use atoll_core::SandboxAccess;
+use atoll_model::runtime::ExecHandle;
 use atoll_model::{Code, Error, OutputChunk, SandboxState, TerminalSize};
-use atoll_worker::ExecHandle;
 use axum::body::Bytes;
 use axum::extract::ws::{Message, WebSocket};
 use serde::Deserialize;
@@ -28,10 +28,10 @@ enum TerminalMessage {
 pub(crate) async fn terminal(
     mut socket: WebSocket,
     access: SandboxAccess,
-    exec: ExecHandle,
+    exec: Box<dyn ExecHandle>,
     mut end_signal: StreamEndSignal,
 ) {
-    let attachment = match exec.attach() {
+    let attachment = match exec.attach().await {
         Ok(attachment) => attachment,
         Err(error) => return close_with_error(socket, &error).await,
     };
@@ -50,7 +50,7 @@ pub(crate) async fn terminal(
                     }
                 }
                 // The client is too slow: skip the missed output and replay the screen.
-                Ok(Some(OutputChunk::Gap { .. })) => match exec.attach() {
+                Ok(Some(OutputChunk::Gap { .. })) => match exec.attach().await {
                     Ok(attachment) => {
                         output = attachment.output;
                         if send_output(&mut socket, attachment.replay).await.is_err() {
@@ -74,14 +74,14 @@ pub(crate) async fn terminal(
                 access.record_activity();
                 let done = match received {
                     Some(Ok(Message::Binary(keys))) => {
-                        input.begin(&access, &exec, keys);
+                        input.begin(&access, &*exec, keys);
                         Ok(())
                     }
                     Some(Ok(Message::Text(text))) => match serde_json::from_str::<TerminalMessage>(&text) {
-                        Ok(TerminalMessage::Resize { cols, rows }) => exec.resize(clamp_size(cols, rows)),
+                        Ok(TerminalMessage::Resize { cols, rows }) => exec.resize(clamp_size(cols, rows)).await,
                         Ok(TerminalMessage::Ping) => Ok(()),
                         Err(_) => {
-                            input.begin(&access, &exec, text.into());
+                            input.begin(&access, &*exec, text.into());
                             Ok(())
                         }
                     },
@@ -122,9 +122,9 @@ fn ignore_stdin_closed(done: Result<(), Error>) -> Result<(), Error> {
 
 /// Closes after the process has exited, by itself or with its sandbox.
 async fn close_after_exit(socket: WebSocket, access: &SandboxAccess) {
-    let is = access.runtime().get(access.id()).map(|info| info.state);
+    let is = access.runtime().get(access.id()).await;
     let has_processes = |state| matches!(state, SandboxState::Running | SandboxState::Paused);
-    if has_processes(access.state()) && is.is_ok_and(has_processes) {
+    if is.is_ok_and(|info| has_processes(info.state)) {
         return close(socket, 1000, "exited").await;
     }
     close_with_error(socket, &SandboxState::Stopped.state_error("used")).await;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use atoll_jail::wire::ToInit;
+use atoll_model::runtime::ExecResult;
 use atoll_model::{Code, Error, ExecId, ExecInfo, ExecStatus, Stream, TerminalSize};
 
 use super::output::{OutputReader, StreamReader};
@@ -46,19 +47,6 @@ pub struct TerminalAttachment {
     pub size: TerminalSize,
     /// Output that follows the replay.
     pub output: OutputReader,
-}
-
-/// Status and collected output of a command.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExecResult {
-    /// Exit status.
-    pub status: ExecStatus,
-    /// Standard output, up to the limit.
-    pub stdout: Vec<u8>,
-    /// Standard error, up to the limit.
-    pub stderr: Vec<u8>,
-    /// Output is missing, because of the limit or because it was dropped before it was read.
-    pub truncated: bool,
 }
 
 impl ExecHandle {

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use atoll_model::runtime::LogLine;
 use atoll_model::{Error, ExecId, OutputChunk, SandboxId};
 use tokio::sync::watch;
 
@@ -22,17 +23,6 @@ use crate::error::internal;
 /// Bytes of the first read of a line; most lines are shorter. A line beyond the maximum is split.
 const SHORT_LINE_BYTES: usize = 1 << 10;
 const MAX_LINE_BYTES: usize = 16 << 10;
-
-/// A line of a command's output, or a gap in it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogLine {
-    /// The command that wrote it.
-    pub exec: ExecId,
-    /// When that command started, in microseconds since 1970.
-    pub started_at: i64,
-    /// A line including its newline, if that was written; or a gap.
-    pub content: OutputChunk,
-}
 
 /// Follows the combined log. It can be dropped and continued by its cursor.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_jail::plan::IdRange;
+use atoll_model::runtime::Recovery;
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, StopReason, Timings};
 
 use super::unadoptable::Unadoptable;
@@ -243,7 +244,7 @@ impl LocalRuntime {
         id: &SandboxId,
         spec: SandboxSpec,
         created_at: i64,
-    ) -> Result<Option<Recovered>, Error> {
+    ) -> Result<Option<Recovery>, Error> {
         let (runtime, id) = (self.clone(), id.clone());
         run_blocking(move || runtime.recover_files(id, spec, created_at)).await
     }
@@ -253,7 +254,7 @@ impl LocalRuntime {
         id: SandboxId,
         spec: SandboxSpec,
         created_at: i64,
-    ) -> Result<Option<Recovered>, Error> {
+    ) -> Result<Option<Recovery>, Error> {
         let instance = &self.shared.instance;
         let orphaned = crate::orphans::directory(&instance.directory).join(id.as_str());
         let path = instance.sandbox(&id);
@@ -268,11 +269,11 @@ impl LocalRuntime {
             Err(error) => return Err(host_file_error("move to", &path, &error)),
         }
         let (record, recovered) = match former {
-            Some(former) if !former.is_pooled => (former.stopped(), Recovered::Intact),
+            Some(former) if !former.is_pooled => (former.stopped(), Recovery::Intact),
             former => {
                 let mut record = new_record(id.clone(), spec, created_at);
                 record.layer = former.and_then(|former| former.layer);
-                (record, Recovered::WithoutRecord)
+                (record, Recovery::WithoutRecord)
             }
         };
         record.write(&path)?;
@@ -367,15 +368,6 @@ impl LocalRuntime {
     }
 }
 
-/// How a sandbox was restored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recovered {
-    /// With its own record.
-    Intact,
-    /// With a new record: its variables are lost.
-    WithoutRecord,
-}
-
 fn new_record(id: SandboxId, spec: SandboxSpec, created_at: i64) -> Record {
     let info = SandboxInfo {
         id,
@@ -386,6 +378,8 @@ fn new_record(id: SandboxId, spec: SandboxSpec, created_at: i64) -> Record {
         network: spec.network,
         created_at,
         timings: Timings::default(),
+        awaits_deletion: false,
+        deadlines: None,
     };
     Record::new(info, spec, IdRange { base: 0, count: 0 })
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::plan::Plan;
-use atoll_model::{Bytes, Limits, SandboxId};
+use atoll_model::runtime::{DeadlineClock, HistorySink};
+use atoll_model::{Bytes, EventBus, Limits, SandboxId};
 
 use crate::exec::budget;
 use crate::network;
@@ -51,6 +52,12 @@ pub struct Config {
     pub output_window: Bytes,
     /// Whether commands are written to a journal beside the sandbox's files.
     pub journal: bool,
+    /// Destination of the journals' rows. `None`: they stay in the journals.
+    pub history: Option<Arc<dyn HistorySink>>,
+    /// Destination of notifications about sandboxes. `None`: there are none.
+    pub events: Option<Arc<dyn EventBus>>,
+    /// Clock of the deadlines of sandboxes. `None`: they do not expire.
+    pub clock: Option<Arc<dyn DeadlineClock>>,
     /// Sandboxes whose create the control plane has acknowledged. They keep their files even if a
     /// power failure left no record, or that of a warm sandbox: see
     /// [`LocalRuntime::recover`](crate::LocalRuntime::recover).
@@ -90,6 +97,9 @@ impl Config {
             response_timeout: Duration::from_secs(30),
             output_window: budget::DEFAULT_WINDOW,
             journal: false,
+            history: None,
+            events: None,
+            clock: None,
             acknowledged: HashSet::new(),
             plan_override: None,
         }

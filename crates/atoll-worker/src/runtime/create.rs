@@ -75,6 +75,7 @@ impl LocalRuntime {
         self.watch_exit(&entry, sandbox);
         self.shared.note_record(&info.id);
         self.sandboxes().insert(info.id.clone(), entry);
+        self.shared.deadlines_changed.notify_one();
         info
     }
 }

@@ -2,36 +2,21 @@
 
 use std::path::PathBuf;
 
-use atoll_model::{CommandRow, Error, SandboxId, SandboxState};
+use atoll_model::{Error, SandboxId, SandboxState};
 
+use super::states::Stopped;
 use super::{EntryState, LocalRuntime};
 use crate::error::host_file_error;
 use crate::sandbox::run_blocking;
 use crate::trash::Item;
 
-/// Called with the commands of a sandbox that the store does not have yet, before its files are
-/// removed. An error keeps the files.
-pub type HistoryFlush = Box<
-    dyn FnOnce(Vec<CommandRow>) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
-        + Send,
->;
-
 impl LocalRuntime {
-    /// Deletes a sandbox. Its processes, limits and directory are gone when this returns; disk
-    /// space is released a little later.
+    /// Deletes a sandbox, after its remaining commands were passed to the history sink. Its
+    /// processes, limits and directory are gone when this returns; disk space is released a little
+    /// later.
     pub async fn delete(&self, id: &SandboxId) -> Result<(), Error> {
         let _time = self.time("delete");
-        self.end(id, None, None).await
-    }
-
-    /// Deletes a sandbox after its remaining commands were passed to `flush`.
-    pub async fn delete_after_flush(
-        &self,
-        id: &SandboxId,
-        flush: HistoryFlush,
-    ) -> Result<(), Error> {
-        let _time = self.time("delete");
-        self.end(id, None, Some(flush)).await
+        self.end(id, None).await
     }
 
     /// Ends a sandbox's processes and moves its files to a directory on the same file system.
@@ -39,7 +24,7 @@ impl LocalRuntime {
         if !self.shared.instance.storage.can_export() {
             return Err(cannot_keep());
         }
-        self.end(id, Some(directory), None).await
+        self.end(id, Some(directory)).await
     }
 
     /// Ends the processes of a sandbox without a row and moves its files to `orphaned/`.
@@ -48,15 +33,10 @@ impl LocalRuntime {
         crate::orphans::write_marker(&instance.sandbox(id));
         let target = crate::orphans::directory(&instance.directory).join(id.as_str());
         // Files in a storage image stay where they are.
-        self.end(id, Some(target), None).await
+        self.end(id, Some(target)).await
     }
 
-    async fn end(
-        &self,
-        id: &SandboxId,
-        export_to: Option<PathBuf>,
-        flush: Option<HistoryFlush>,
-    ) -> Result<(), Error> {
+    async fn end(&self, id: &SandboxId, export_to: Option<PathBuf>) -> Result<(), Error> {
         self.shared.foreground.record_activity();
         let name = id.clone();
         let ended = self.transition(id, |runtime, entry, state| async move {
@@ -66,18 +46,19 @@ impl LocalRuntime {
                     sandbox.state.send_replace(SandboxState::Stopping);
                     sandbox.stop(shared).await?;
                     if export_to.is_some() {
-                        sandbox.update_record(|info| info.state = SandboxState::Stopped)?;
+                        sandbox
+                            .update_record(|record| record.info.state = SandboxState::Stopped)?;
                     }
                 }
                 EntryState::Unadoptable(sandbox) => {
                     sandbox.end(shared).await?;
-                    sandbox.mark_stopped(shared, None)?;
+                    sandbox.mark_stopped(shared, Stopped::on_request())?;
                     runtime.dismiss_keepers(Some(&name)).await;
                 }
                 EntryState::Stopped(..) | EntryState::Gone => {}
             }
-            if let Some(flush) = flush {
-                runtime.flush_history(&name, &entry, &state, flush).await?;
+            if export_to.is_none() {
+                runtime.flush_history(&name, &entry, &state).await?;
             }
             let (exported, from) = (export_to.is_some(), shared.instance.sandbox(&name));
             let target = export_to.unwrap_or_else(|| shared.instance.trash().join(name.as_str()));

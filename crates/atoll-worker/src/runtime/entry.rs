@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState};
 
+use super::activity::Activity;
 use super::not_found;
 use super::unadoptable::Unadoptable;
 use crate::exec::table::ExecTable;
@@ -16,8 +17,11 @@ use crate::sync::lock;
 pub(crate) struct SandboxEntry {
     /// Held during a state transition: one at a time.
     pub(super) transition_lock: Arc<tokio::sync::Mutex<()>>,
+    /// Held while the journal is passed to the history sink.
+    pub(super) history_lock: tokio::sync::Mutex<()>,
     state: Mutex<EntryState>,
     pub(crate) samples: Mutex<Samples>,
+    pub(crate) activity: Arc<Activity>,
 }
 
 #[derive(Debug, Clone)]
@@ -45,8 +49,16 @@ impl EntryState {
 
 impl SandboxEntry {
     pub(super) fn new(state: EntryState) -> Arc<Self> {
+        let deadlines = match &state {
+            EntryState::Live(sandbox) => lock(&sandbox.record).deadlines,
+            EntryState::Stopped(record, _) => record.deadlines,
+            EntryState::Unadoptable(sandbox) => sandbox.record.deadlines,
+            EntryState::Gone => None,
+        };
         Arc::new(Self {
+            activity: Arc::new(Activity::new(deadlines)),
             transition_lock: Arc::default(),
+            history_lock: tokio::sync::Mutex::default(),
             state: Mutex::new(state),
             samples: Mutex::default(),
         })
@@ -54,6 +66,22 @@ impl SandboxEntry {
 
     pub(crate) fn state(&self) -> EntryState {
         lock(&self.state).clone()
+    }
+
+    /// The state for new uses: a sandbox that is being paused counts as paused, and one whose processes have exited as
+    /// stopped.
+    pub(super) fn effective_state(&self) -> SandboxState {
+        let state = self.state();
+        match state.sandbox_state() {
+            SandboxState::Running => match &state {
+                EntryState::Live(sandbox) if sandbox.exit_status.borrow().is_some() => {
+                    SandboxState::Stopped
+                }
+                _ if self.activity.is_pausing() => SandboxState::Paused,
+                _ => SandboxState::Running,
+            },
+            state => state,
+        }
     }
 
     pub(super) fn set_state(&self, state: EntryState) {

@@ -1,21 +1,29 @@
-//! Journals of commands: writes them in the background, and hands rows to the control plane until
-//! they are in its store.
+//! Journals of commands: writes them in the background, and passes their rows to the history sink.
+//!
+//! A row stays unsynced until the sink has accepted it, so an unreachable sink loses nothing.
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_model::{CommandRow, Error, SandboxId, SandboxState};
+use atoll_model::runtime::{HistorySink, JournalStatus};
+use atoll_model::{Code, CommandRow, Error, SandboxId, SandboxState};
 use tokio::time::MissedTickBehavior;
 
-use super::{EntryState, HistoryFlush, LocalRuntime, RuntimeState, SandboxEntry};
+use super::{EntryState, LocalRuntime, RuntimeState, SandboxEntry};
 use crate::error::internal;
 use crate::exec::table::ExecTable;
-use crate::journal::{FLUSH_INTERVAL, JournalHealth, JournalNotifier, Journals};
+use crate::journal::{FLUSH_INTERVAL, JournalNotifier, Journals};
 
 /// How long to wait for exec ends to be observed after the sandbox was killed.
 const EXEC_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time between two syncs of all journals. Each sync opens the journal of every sandbox with new
+/// commands.
+const SYNC_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Rows per batch of a sync.
+const SYNC_BATCH: u32 = 200;
 
 impl RuntimeState {
     /// Notifier that marks a sandbox's journal as dirty; `None` without a journal.
@@ -36,56 +44,62 @@ impl RuntimeState {
 }
 
 impl LocalRuntime {
-    /// Starts the task that writes journals.
+    /// Starts the tasks that write and sync journals.
     pub(super) fn start_journals(&self) {
         if let Some(journals) = &self.shared.journals {
-            tokio::spawn(write_journals(
-                Arc::clone(journals),
-                Arc::downgrade(&self.shared),
-            ));
+            let shared = Arc::downgrade(&self.shared);
+            tokio::spawn(write_journals(Arc::clone(journals), shared.clone()));
+            if self.shared.history.is_some() {
+                tokio::spawn(sync_journals(shared));
+            }
         }
     }
 
     /// State of the journal writer; `None` without a journal.
-    pub fn journal_health(&self) -> Option<JournalHealth> {
-        self.shared.journals.as_ref().map(|all| all.health())
+    pub(super) fn journal_status(&self) -> Option<JournalStatus> {
+        self.shared.journals.as_ref().map(|all| all.status())
     }
 
-    /// Sandboxes with commands that the store does not have yet.
-    pub fn unsynced_sandboxes(&self) -> HashSet<SandboxId> {
-        let journals = self.shared.journals.as_ref();
-        journals.map_or_else(HashSet::new, |journals| journals.unsynced_sandboxes())
-    }
-
-    /// Commands of a sandbox that the store does not have yet, oldest first, at most `most`.
-    pub async fn unsynced_commands(
-        &self,
-        id: &SandboxId,
-        most: u32,
-    ) -> Result<Vec<CommandRow>, Error> {
-        let Some((journals, table)) = self.journal(id)? else {
-            return Ok(Vec::new());
-        };
-        let read = journals.read(id, &table, most).await;
-        read.map_err(|error| internal("read a journal", &error))
-    }
-
-    /// Marks commands as written to the store.
-    pub async fn mark_synced(&self, id: &SandboxId, rows: &[CommandRow]) -> Result<(), Error> {
-        let Some((journals, table)) = self.journal(id)? else {
+    /// Passes all unsynced commands of a sandbox to the history sink. A concurrent call waits for
+    /// the end of this one.
+    pub(super) async fn sync_history(&self, id: &SandboxId) -> Result<(), Error> {
+        let Some(sink) = self.shared.history.clone() else {
             return Ok(());
         };
-        let marked = journals.mark_synced(id, &table, rows).await;
-        marked.map_err(|error| {
-            journals.mark_unsynced(id);
-            internal("write a journal", &error)
-        })
+        let (runtime, id) = (self.clone(), id.clone());
+        // In a task of its own, so that a cancelled request does not leave a partial sync.
+        let synced = tokio::spawn(async move { runtime.sync_journal(&id, &*sink).await });
+        synced.await.unwrap_or(Ok(()))
     }
 
-    /// Marks a sandbox again after its commands could not be written to the store.
-    pub fn mark_unsynced(&self, id: &SandboxId) {
-        if let Some(journals) = &self.shared.journals {
-            journals.mark_unsynced(id);
+    async fn sync_journal(&self, id: &SandboxId, sink: &dyn HistorySink) -> Result<(), Error> {
+        let entry = self.entry(id)?;
+        let _alone = entry.history_lock.lock().await;
+        loop {
+            let (journals, table) = match self.journal(id) {
+                Ok(Some(found)) => found,
+                Ok(None) => return Ok(()),
+                // The sandbox was deleted meanwhile, which flushed its journal.
+                Err(error) if error.code == Code::SandboxNotFound => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let read = journals.read(id, &table, SYNC_BATCH).await;
+            let rows = read.map_err(|error| internal("read a journal", &error))?;
+            if rows.is_empty() {
+                return Ok(());
+            }
+            if let Err(error) = sink.append(id, &rows).await {
+                journals.mark_unsynced(id);
+                return Err(error);
+            }
+            let marked = journals.mark_synced(id, &table, &rows).await;
+            marked.map_err(|error| {
+                journals.mark_unsynced(id);
+                internal("write a journal", &error)
+            })?;
+            if rows.len() < SYNC_BATCH as usize {
+                return Ok(());
+            }
         }
     }
 
@@ -94,15 +108,17 @@ impl LocalRuntime {
         Ok(self.shared.journals.as_deref().map(|all| (all, table)))
     }
 
-    /// Passes the remaining commands of a sandbox without processes to `flush`. If that fails, the
-    /// sandbox becomes a stopped one.
+    /// Passes the remaining commands of a sandbox without processes to the history sink. If that
+    /// fails, the sandbox becomes a stopped one.
     pub(super) async fn flush_history(
         &self,
         id: &SandboxId,
         entry: &SandboxEntry,
         state: &EntryState,
-        flush: HistoryFlush,
     ) -> Result<(), Error> {
+        let (Some(journals), Some(sink)) = (&self.shared.journals, &self.shared.history) else {
+            return Ok(());
+        };
         let (table, sandbox) = match state {
             EntryState::Live(sandbox) => (Arc::clone(&sandbox.execs), Some(sandbox)),
             EntryState::Stopped(_, table) => (Arc::clone(table), None),
@@ -110,15 +126,18 @@ impl LocalRuntime {
             EntryState::Unadoptable(sandbox) => (sandbox.execs(&self.shared), None),
             EntryState::Gone => return Ok(()),
         };
-        let Some(journals) = &self.shared.journals else {
-            return Ok(());
-        };
         table.wait_for_ends(EXEC_END_TIMEOUT).await;
-        let flushed = flush(journals.drain(id, &table).await).await;
+        let rows: Vec<CommandRow> = journals.drain(id, &table).await;
+        let flushed = if rows.is_empty() {
+            Ok(())
+        } else {
+            sink.append(id, &rows).await
+        };
         match (&flushed, sandbox) {
             (Ok(()), _) => journals.remove(id).await,
             (Err(_), Some(sandbox)) => {
-                let record = sandbox.update_record(|info| info.state = SandboxState::Stopped)?;
+                let record =
+                    sandbox.update_record(|record| record.info.state = SandboxState::Stopped)?;
                 entry.set_state(EntryState::Stopped(Box::new(record), table));
             }
             (Err(_), None) => {}
@@ -149,6 +168,35 @@ async fn write_journals(journals: Arc<Journals>, shared: Weak<RuntimeState>) {
                 // A failed write makes the journal due again.
                 let _ = journals.write(&id, &table).await;
             }
+        }
+    }
+}
+
+/// Syncs the journals of all sandboxes with new commands periodically.
+async fn sync_journals(shared: Weak<RuntimeState>) {
+    let mut clock = tokio::time::interval(SYNC_INTERVAL);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let (Some(journals), Some(sink)) = (shared.journals.clone(), shared.history.clone()) else {
+            return;
+        };
+        let runtime = LocalRuntime { shared };
+        let mut failed = None;
+        for id in journals.unsynced_sandboxes() {
+            match runtime.sync_journal(&id, &*sink).await {
+                Err(error) if error.code != Code::SandboxNotFound => {
+                    failed.get_or_insert((id, error));
+                }
+                _ => {}
+            }
+        }
+        // One log line for all: the usual causes, the sink or the disk, concern every journal.
+        if let Some((id, error)) = failed {
+            tracing::warn!(sandbox = %id, %error, "failed to sync journal, will retry");
         }
     }
 }

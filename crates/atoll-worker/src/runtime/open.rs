@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use atoll_jail::facts::Facts;
 use atoll_model::Error;
-use tokio::sync::watch;
 
-use super::{Config, EntryState, LocalRuntime, RuntimeState, SandboxEntry};
+use super::{Config, EntryState, LocalRuntime, RuntimeState, SandboxEntry, expiry};
 use crate::authorities::Authorities;
 use crate::embryo_pool::EmbryoPool;
 use crate::error::{host_file_error, internal};
@@ -104,6 +103,10 @@ impl LocalRuntime {
             tokio::spawn(Syncer::run(Arc::downgrade(&self.shared)));
         }
         self.start_journals();
+        if let Some(clock) = &self.shared.clock {
+            let shared = Arc::downgrade(&self.shared);
+            tokio::spawn(expiry::run(shared, Arc::clone(clock)));
+        }
     }
 }
 
@@ -133,6 +136,7 @@ impl RuntimeState {
             },
             syncer: Arc::default(),
             journals: config.journal.then(Arc::default),
+            history: config.history.clone(),
             plan_override: config.plan_override.clone(),
             freezer: Freezer::start()?,
             foreground: InFlight::default(),
@@ -140,7 +144,9 @@ impl RuntimeState {
             fd_shortage: tokio::sync::Notify::new(),
             trash,
             sandboxes: Mutex::default(),
-            exits: watch::Sender::default(),
+            events: config.events.clone(),
+            clock: config.clock.clone(),
+            deadlines_changed: Arc::default(),
             metrics: Metrics::default(),
             background_tasks: Mutex::default(),
         })

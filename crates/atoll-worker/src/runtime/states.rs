@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState, StopReason, Transition};
+use atoll_model::{
+    Error, ExpiryAction, SandboxId, SandboxInfo, SandboxState, StopReason, Transition,
+};
 
+use super::activity::{DeadlineRecord, Expiry};
 use super::{EntryState, LocalRuntime, RuntimeState, SandboxEntry, not_found};
 use crate::exec::table::ExecTable;
 use crate::freezer::FreezeStep;
 use crate::run_to_completion;
 use crate::sandbox::{Record, Sandbox, run_blocking};
+use crate::sync::lock;
 use crate::syncer;
 
 impl LocalRuntime {
@@ -54,11 +58,13 @@ impl LocalRuntime {
     async fn freeze(&self, id: &SandboxId, transition: Transition) -> Result<SandboxInfo, Error> {
         let _in_flight = self.shared.foreground.begin();
         let entry = self.entry(id)?;
+        // New uses wait for a pause and resume the sandbox if its lifetime says so.
+        let pausing = (transition == Transition::Pause).then(|| entry.activity.begin_pause());
         let lock = Arc::clone(&entry.transition_lock).lock_owned().await;
         let (id, shared) = (id.clone(), Arc::clone(&self.shared));
         let work = move || {
             let step = match entry.state() {
-                EntryState::Live(sandbox) => sandbox.freeze(transition)?,
+                EntryState::Live(sandbox) => sandbox.freeze(transition, &entry.activity)?,
                 EntryState::Gone => FreezeStep::Done(()),
                 EntryState::Unadoptable(sandbox) => return Err(sandbox.error()),
                 state @ EntryState::Stopped(..) => {
@@ -67,7 +73,8 @@ impl LocalRuntime {
                 }
             };
             let info = move || {
-                let _transition = lock;
+                let (_transition, _pausing) = (lock, pausing);
+                shared.deadlines_changed.notify_one();
                 shared.note_record(&id);
                 entry.info().ok_or_else(|| not_found(&id))
             };
@@ -86,27 +93,69 @@ impl LocalRuntime {
         let _time = self.time("stop");
         self.transition(id, |runtime, entry, state| async move {
             state.sandbox_state().next(Transition::Stop)?;
-            let shared = &runtime.shared;
-            if let EntryState::Unadoptable(sandbox) = &state {
-                sandbox.end(shared).await?;
-                sync_files(shared, &sandbox.record.info.id).await?;
-                entry.set_state(sandbox.mark_stopped(shared, None)?);
-                sync_record(shared, &sandbox.record.info.id).await?;
-                runtime.dismiss_keepers(None).await;
-            }
-            let EntryState::Live(sandbox) = state else {
-                return Ok(());
-            };
-            sandbox.state.send_replace(SandboxState::Stopping);
-            sandbox.stop(shared).await?;
-            let id = sandbox.info().id;
-            // Files before the record: a record in state `stopped` promises that the files are on
-            // disk.
-            sync_files(shared, &id).await?;
-            mark_stopped(shared, &entry, &sandbox, None).await?;
-            sync_record(shared, &id).await
+            runtime
+                .stop_locked(&entry, state, Stopped::on_request())
+                .await
         })
         .await
+    }
+
+    /// Stops a running sandbox that has expired, if it is still due. Returns whether it was.
+    pub(super) async fn stop_expired(
+        &self,
+        id: &SandboxId,
+        expiry: Expiry,
+        is_due: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<bool, Error> {
+        let _time = self.time("stop");
+        let info = self.transition(id, move |runtime, entry, state| async move {
+            if state.sandbox_state() != SandboxState::Running || !is_due() {
+                return Ok(());
+            }
+            if let EntryState::Live(sandbox) = &state {
+                // New uses are rejected from now on, and earlier ones are visible to the check.
+                sandbox.state.send_replace(SandboxState::Stopping);
+                if !is_due() {
+                    sandbox.state.send_replace(SandboxState::Running);
+                    return Ok(());
+                }
+            }
+            runtime
+                .stop_locked(&entry, state, Stopped::by_expiry(expiry))
+                .await
+        });
+        let info = info.await?;
+        Ok(info.state == SandboxState::Stopped && info.reason == Some(expiry.reason))
+    }
+
+    /// Stops a sandbox whose transition lock is held.
+    async fn stop_locked(
+        &self,
+        entry: &SandboxEntry,
+        state: EntryState,
+        stopped: Stopped,
+    ) -> Result<(), Error> {
+        let shared = &self.shared;
+        if let EntryState::Unadoptable(sandbox) = &state {
+            sandbox.end(shared).await?;
+            sync_files(shared, &sandbox.record.info.id).await?;
+            entry.set_state(sandbox.mark_stopped(shared, stopped)?);
+            sync_record(shared, &sandbox.record.info.id).await?;
+            self.dismiss_keepers(None).await;
+        }
+        let EntryState::Live(sandbox) = state else {
+            return Ok(());
+        };
+        sandbox.state.send_replace(SandboxState::Stopping);
+        sandbox.stop(shared).await?;
+        let id = sandbox.info().id;
+        // Files before the record: a record in state `stopped` promises that the files are on
+        // disk.
+        if !stopped.awaits_deletion {
+            sync_files(shared, &id).await?;
+        }
+        mark_stopped(shared, entry, &sandbox, stopped).await?;
+        sync_record(shared, &id).await
     }
 
     /// Starts the processes of a stopped sandbox, on its files.
@@ -115,10 +164,17 @@ impl LocalRuntime {
         let _time = self.time("start");
         self.transition(id, |runtime, entry, state| async move {
             state.sandbox_state().next(Transition::Start)?;
-            let EntryState::Stopped(record, execs) = state else {
+            let EntryState::Stopped(mut record, execs) = state else {
                 return Ok(());
             };
+            let lifetime = entry.activity.deadlines().map(DeadlineRecord::lifetime);
+            record.spec.lifetime = lifetime;
             let sandbox = Sandbox::start(&runtime.shared, *record).await?;
+            entry
+                .activity
+                .set_deadlines(lock(&sandbox.record).deadlines);
+            entry.activity.record();
+            runtime.shared.deadlines_changed.notify_one();
             entry.set_state(EntryState::Live(Arc::clone(&sandbox)));
             execs.close();
             runtime.watch_exit(&entry, &sandbox);
@@ -148,9 +204,10 @@ impl LocalRuntime {
             // Not if it was stopped or deleted meanwhile.
             if matches!(entry.state(), EntryState::Live(live) if Arc::ptr_eq(&live, &sandbox)) {
                 let reason = reason(&sandbox, status.unwrap_or(9));
-                let _ = mark_stopped(&shared, &entry, &sandbox, Some(reason)).await;
-                shared.exits.send_replace(());
+                let stopped = Stopped::by_itself(reason);
+                let _ = mark_stopped(&shared, &entry, &sandbox, stopped).await;
                 let id = sandbox.info().id;
+                shared.publish_change(&id);
                 shared.note_record(&id);
                 // No caller waits for it. If it fails, the kernel writes the data back later.
                 let _ = sync_files(&shared, &id).await;
@@ -200,24 +257,57 @@ async fn sync_record(shared: &RuntimeState, id: &SandboxId) -> Result<(), Error>
     run_blocking(move || syncer::sync_record(&directory)).await
 }
 
+/// How a sandbox was stopped.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stopped {
+    /// `None`: on request.
+    pub(super) reason: Option<StopReason>,
+    pub(super) awaits_deletion: bool,
+}
+
+impl Stopped {
+    pub(super) fn on_request() -> Self {
+        Self {
+            reason: None,
+            awaits_deletion: false,
+        }
+    }
+
+    pub(super) fn by_itself(reason: StopReason) -> Self {
+        Self {
+            reason: Some(reason),
+            awaits_deletion: false,
+        }
+    }
+
+    fn by_expiry(expiry: Expiry) -> Self {
+        Self {
+            reason: Some(expiry.reason),
+            awaits_deletion: expiry.action == ExpiryAction::Destroy,
+        }
+    }
+
+    pub(super) fn apply(self, record: &mut Record) {
+        record.info.state = SandboxState::Stopped;
+        record.info.reason = self.reason;
+        record.info.awaits_deletion = self.awaits_deletion;
+        record.deadlines = record.deadlines.map(DeadlineRecord::stopped);
+    }
+}
+
 /// Marks a sandbox as stopped after its processes have ended.
 async fn mark_stopped(
     shared: &Arc<RuntimeState>,
     entry: &SandboxEntry,
     sandbox: &Arc<Sandbox>,
-    reason: Option<StopReason>,
+    stopped: Stopped,
 ) -> Result<(), Error> {
     sandbox.reap(shared).await?;
     let record = {
         let sandbox = Arc::clone(sandbox);
-        run_blocking(move || {
-            sandbox.update_record(|info| {
-                info.state = SandboxState::Stopped;
-                info.reason = reason;
-            })
-        })
-        .await?
+        run_blocking(move || sandbox.update_record(|record| stopped.apply(record))).await?
     };
+    entry.activity.set_deadlines(record.deadlines);
     entry.set_state(EntryState::Stopped(
         Box::new(record),
         Arc::clone(&sandbox.execs),

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use atoll_jail::cgroup::SandboxCgroup;
-use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason};
+use atoll_model::{Code, Error, SandboxId, StopReason};
 
+use super::states::Stopped;
 use super::{EntryState, LocalRuntime, RuntimeState, SandboxEntry};
 use crate::error::jail;
 use crate::exec::table::ExecTable;
@@ -115,11 +116,10 @@ impl Unadoptable {
     pub(super) fn mark_stopped(
         &self,
         shared: &RuntimeState,
-        reason: Option<StopReason>,
+        stopped: Stopped,
     ) -> Result<EntryState, Error> {
         let mut record = self.record.clone();
-        record.info.state = SandboxState::Stopped;
-        record.info.reason = reason;
+        stopped.apply(&mut record);
         record.linked = None;
         record.write(&self.directory)?;
         Ok(EntryState::Stopped(Box::new(record), self.execs(shared)))
@@ -163,10 +163,11 @@ async fn watch_exit(
         return;
     }
     let ended = sandbox.end(&shared).await;
-    let stopped = ended.and_then(|()| sandbox.mark_stopped(&shared, Some(StopReason::Exited)));
+    let stopped =
+        ended.and_then(|()| sandbox.mark_stopped(&shared, Stopped::by_itself(StopReason::Exited)));
     if let Ok(stopped) = stopped {
         entry.set_state(stopped);
-        shared.exits.send_replace(());
+        shared.publish_change(&sandbox.record.info.id);
         dismiss_keepers(&shared, None).await;
     }
 }

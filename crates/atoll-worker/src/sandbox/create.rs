@@ -94,7 +94,7 @@ impl Sandbox {
     ) -> Result<(), Error> {
         let begin = Instant::now();
         self.ready().await?;
-        self.update_record(|info| info.timings.start = begin.elapsed())?;
+        self.update_record(|record| record.info.timings.start = begin.elapsed())?;
         // For the next server; an ephemeral instance has none.
         if let (Some(terminals), Some(_)) = (&self.terminals, &shared.instance.data_lock) {
             let _ = self.hold(DEVPTS_REQUEST_ID, &[terminals.as_fd()]).await;

@@ -21,6 +21,7 @@ use crate::authorities::Layer;
 use crate::error::{internal, jail};
 use crate::network::Link;
 use crate::runtime::RuntimeState;
+use crate::runtime::activity::DeadlineRecord;
 
 /// A PID 1 in its namespaces and limits that waits for its configuration.
 #[derive(Debug)]
@@ -261,8 +262,14 @@ impl Embryo {
                 _ => crate::exec::now(),
             },
             timings: process.timings,
+            awaits_deletion: false,
+            deadlines: None,
         };
+        let is_restart = matches!(planned.origin, Origin::Restart(_));
         let mut record = Record::new(info, planned.spec, self.ids);
+        if is_restart {
+            record.deadlines = record.deadlines.map(DeadlineRecord::restarted);
+        }
         record.is_pooled = planned.origin == Origin::Pool;
         record.layer.clone_from(&planned.template.meta.id);
         record.authorities = planned

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::network::LinkRecord;
 use crate::authorities::LayerRecord;
 use crate::error::{host_file_error, internal};
+use crate::runtime::activity::DeadlineRecord;
 use crate::syncer::create_private;
 
 const RECORD_FILE: &str = "record.json";
@@ -41,6 +42,9 @@ pub(crate) struct Record {
     /// `boot_id` of the host when the record was created.
     #[serde(rename = "boot")]
     pub(crate) boot_id: String,
+    /// Its timeouts and deadlines. `None` if nothing expires, and in records of versions without this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) deadlines: Option<DeadlineRecord>,
     /// Whether it is in the warm pool.
     #[serde(default, rename = "pooled")]
     pub(crate) is_pooled: bool,
@@ -48,6 +52,7 @@ pub(crate) struct Record {
 
 impl Record {
     pub(crate) fn new(info: SandboxInfo, spec: SandboxSpec, ids: IdRange) -> Self {
+        let deadlines = spec.lifetime.map(DeadlineRecord::begin);
         Self {
             version: 1,
             info,
@@ -58,6 +63,7 @@ impl Record {
             authorities: None,
             linked: None,
             boot_id: host_boot_id(),
+            deadlines,
             is_pooled: false,
         }
     }

@@ -7,6 +7,7 @@ use atoll_model::{Error, Network, SandboxSpec, Timings};
 
 use super::{Record, Sandbox, variables};
 use crate::runtime::RuntimeState;
+use crate::runtime::activity::DeadlineRecord;
 use crate::sync::lock;
 
 impl Sandbox {
@@ -81,6 +82,7 @@ impl Sandbox {
             record.is_pooled = false;
             record.info.limits = spec.limits;
             record.info.network = spec.network;
+            record.deadlines = spec.lifetime.map(DeadlineRecord::begin);
             record.spec = spec;
             record.info.created_at = crate::exec::now();
             record.info.timings = Timings {

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::{ID_COUNT, NOBODY, User};
+use super::{ID_COUNT, NOBODY, TemplateUser};
 
 /// Ids below this are system accounts.
 const FIRST_REGULAR_ID: u32 = 1000;
@@ -27,7 +27,12 @@ pub(super) struct Accounts {
 
 impl Accounts {
     /// Creates them from the host's `passwd` and `group`.
-    pub(super) fn new(host_passwd: &str, host_group: &str, user: &User, shell: &str) -> Self {
+    pub(super) fn new(
+        host_passwd: &str,
+        host_group: &str,
+        user: &TemplateUser,
+        shell: &str,
+    ) -> Self {
         let mut accounts = Self {
             passwd: String::new(),
             group: String::new(),
@@ -50,7 +55,7 @@ impl Accounts {
         self.groups.get(name).copied()
     }
 
-    fn add_users(&mut self, host: &str, user: &User, shell: &str) {
+    fn add_users(&mut self, host: &str, user: &TemplateUser, shell: &str) {
         for line in host.lines() {
             let [name, _, uid, gid, comment, home, its_shell] =
                 line.split(':').collect::<Vec<_>>()[..]
@@ -82,7 +87,7 @@ impl Accounts {
         }
     }
 
-    fn add_groups(&mut self, host: &str, user: &User) {
+    fn add_groups(&mut self, host: &str, user: &TemplateUser) {
         for line in host.lines() {
             let [name, _, gid, members] = line.split(':').collect::<Vec<_>>()[..] else {
                 continue;
@@ -110,8 +115,8 @@ impl Accounts {
 }
 
 /// Lines that add `user` to an imported tree, by file.
-pub(super) fn account_lines(user: &User) -> [(&'static str, String); 3] {
-    let User {
+pub(super) fn account_lines(user: &TemplateUser) -> [(&'static str, String); 3] {
+    let TemplateUser {
         name,
         uid,
         gid,

@@ -18,7 +18,7 @@ use super::accounts::Accounts;
 use super::build_limits::BuildMeter;
 use super::copy::{Copier, Rules, count, matches_any, names};
 use super::layer_path;
-use super::{Error, OPEN_DIRECTORY, User, exists, failed};
+use super::{Error, OPEN_DIRECTORY, TemplateUser, exists, failed};
 
 /// System directories, copied as on the host: symlinks with a merged `/usr`, otherwise directories.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
@@ -189,7 +189,7 @@ pub(super) fn build(
         },
     )?;
 
-    let user = User::default();
+    let user = TemplateUser::default();
     let accounts = accounts(&host, layer, &user)?;
     make_directories(layer, &accounts, copier.meter)?;
     if let Some(skeleton) = open_below(&host, "etc/skel") {
@@ -258,7 +258,7 @@ fn copy_listed(
 }
 
 /// The accounts of the template, with a shell that exists in it.
-fn accounts(host: &OwnedFd, layer: &OwnedFd, user: &User) -> Result<Accounts, Error> {
+fn accounts(host: &OwnedFd, layer: &OwnedFd, user: &TemplateUser) -> Result<Accounts, Error> {
     let shell = if exists(layer, "usr/bin/bash") || exists(layer, "bin/bash") {
         "/bin/bash"
     } else {

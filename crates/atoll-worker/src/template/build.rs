@@ -8,7 +8,7 @@ use rustix::fs::{FlockOperation, Mode, RenameFlags};
 use rustix::io::Errno;
 
 use super::{
-    Error, OPEN_DIRECTORY, TemplateInfo, TemplateStore, create_lock, exists, failed, flock,
+    Error, OPEN_DIRECTORY, TemplateInfo, TemplateStore, create_lock, exists, failed, flock, meta,
     random_hex,
 };
 use crate::tree;
@@ -70,10 +70,10 @@ impl<'a> Build<'a> {
     pub(super) fn publish(
         mut self,
         name: &str,
-        meta: &TemplateInfo,
+        info: &TemplateInfo,
         if_exists: IfExists,
     ) -> Result<(), Error> {
-        meta.write(&self.dir, &self.path())?;
+        meta::write_info(info, &self.dir, &self.path())?;
         let target = self.store.path.join(name);
         let names = self.store.lock_names(FlockOperation::LockExclusive)?;
         flock(&self.lock, FlockOperation::Unlock).map_err(failed("unlock", self.path()))?;

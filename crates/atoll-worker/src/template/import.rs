@@ -21,7 +21,7 @@ use super::archive::{self, Entries};
 use super::build_limits::{BuildMeter, Stage};
 use super::copy::{Copier, Rules, count};
 use super::layer_path::{self, NEW_FILE};
-use super::{Error, User, failed};
+use super::{Error, TemplateUser, failed};
 
 /// Mount points of a sandbox, with their modes.
 const MOUNT_POINTS: &[(&str, u32)] = &[
@@ -126,7 +126,7 @@ pub(super) fn archive(
 }
 
 /// Completes an imported tree: mount points, and an account and a home directory for its user.
-pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
+pub(super) fn complete(layer: &OwnedFd, user: &TemplateUser) -> Result<(), Error> {
     for (name, mode) in MOUNT_POINTS {
         // A symlink of that name may stay: the sandbox mounts without following symlinks.
         if rustix::fs::mkdirat(layer, *name, Mode::RWXU).is_ok() {
@@ -161,7 +161,7 @@ pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
 
 /// Adds a line to an account file, unless the file is absent or not regular, or has the name or the
 /// id already.
-fn append_account(layer: &OwnedFd, name: &str, line: &str, user: &User) -> io::Result<()> {
+fn append_account(layer: &OwnedFd, name: &str, line: &str, user: &TemplateUser) -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NONBLOCK;
     let Ok(file) = layer_path::open(layer, name.as_bytes(), flags) else {
         return Ok(());

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::references::LayerReferences;
 use super::{
-    Error, OPEN_DIRECTORY, Template, TemplateInfo, TemplateStore, check_name, failed, flock,
+    Error, OPEN_DIRECTORY, Template, TemplateInfo, TemplateStore, check_name, failed, flock, meta,
     open_lock, random_hex, try_lock,
 };
 
@@ -46,7 +46,7 @@ impl TemplateStore {
             let path = self.path.join(&tree);
             let meta = self
                 .open_tree(&tree)
-                .and_then(|dir| TemplateInfo::read(&dir, name, &path));
+                .and_then(|dir| meta::read_info(&dir, name, &path));
             if meta.is_ok_and(|meta| has_id(&meta)) {
                 return self.lease(name, &tree);
             }
@@ -62,7 +62,7 @@ impl TemplateStore {
         let dir = self.open_tree(tree)?;
         let lease = open_lock(&dir, &path)?;
         flock(&lease, FlockOperation::LockShared).map_err(failed("lease", &path))?;
-        let meta = TemplateInfo::read(&dir, name, &path)?;
+        let meta = meta::read_info(&dir, name, &path)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::openat(&dir, "layer", flags, Mode::empty())
             .map_err(failed("open", path.join("layer")))?;
@@ -80,14 +80,14 @@ impl TemplateStore {
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let path = self.path.join(name);
         let dir = self.open_tree(name)?;
-        let mut meta = TemplateInfo::read(&dir, name, &path)?;
+        let mut meta = meta::read_info(&dir, name, &path)?;
         if template.is_replaced() {
             return Err(Error::LayerMissing {
                 name: name.to_owned(),
             });
         }
         let id = meta.id.get_or_insert_with(random_hex).clone();
-        meta.write(&dir, &path)?;
+        meta::write_info(&meta, &dir, &path)?;
         Ok(id)
     }
 
@@ -124,7 +124,7 @@ impl TemplateStore {
             return Ok(None);
         };
         // An unfinished build has no description, and no sandbox uses it.
-        let in_use = TemplateInfo::read(&dir, tree, &path)
+        let in_use = meta::read_info(&dir, tree, &path)
             .is_ok_and(|meta| references.is_referenced(meta.id.as_deref()));
         Ok((!in_use).then_some(lock))
     }
@@ -138,7 +138,7 @@ impl TemplateStore {
             let path = self.path.join(&tree);
             let meta = self
                 .open_tree(&tree)
-                .and_then(|dir| TemplateInfo::read(&dir, &tree, &path));
+                .and_then(|dir| meta::read_info(&dir, &tree, &path));
             let id = meta.ok().and_then(|meta| meta.id);
             all.extend(id.and_then(|id| references.by_layer(&id)));
         }

@@ -247,6 +247,7 @@ impl Run {
                 deny: self.deny.clone(),
             },
             durable: false,
+            lifetime: None,
         }
     }
 

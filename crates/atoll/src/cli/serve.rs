@@ -22,7 +22,7 @@ use atoll_model::{Code, Error, InstanceId, RequestId, Scope};
 use atoll_server::{AuthMode, Config as ServerConfig, HttpMetrics, Listener, Tls};
 use atoll_store::Store;
 use atoll_worker::instance::DataLock;
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime, network};
+use atoll_worker::{Config as RuntimeConfig, network};
 use clap::Args;
 use rustix::fs::Mode;
 use rustix::net::sockopt;
@@ -33,6 +33,7 @@ use tokio::sync::watch;
 use super::run::ensure_base;
 use super::{authorities, eprint_line, paint, print_line};
 use crate::config::Config;
+use crate::wiring;
 use database::Unknown;
 use descriptors::{Share, Shares};
 use settings::{OnExit, ResolvedSettings, Settings};
@@ -157,9 +158,8 @@ impl ResolvedSettings {
             acknowledged: database::acknowledged(&config.data, &store).await?,
             ..sandboxes
         };
-        let sandboxes = LocalRuntime::open_locked(sandboxes, lock).await?;
-        let opening = sandboxes.defer_background_work();
-        let core = Core::open(store, sandboxes, signer(&config.data)?, self.rules).await?;
+        let signer = signer(&config.data)?;
+        let (core, opening) = wiring::combined(store, sandboxes, lock, signer, self.rules).await?;
         let socket = operators_socket(&config.data)?;
         let http_metrics = HttpMetrics::default();
         if let Some(metrics) = &metrics {

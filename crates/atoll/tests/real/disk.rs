@@ -7,9 +7,10 @@ mod mounts;
 
 use std::path::{Path, PathBuf};
 
+use atoll_model::runtime::ExecResult;
 use atoll_model::{Bytes, Code, ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{Scratch, wait_for};
-use atoll_worker::{ExecResult, Storage};
+use atoll_worker::Storage;
 
 use crate::harness::{DEADLINE, Kind, World, private, stdout_text, template};
 

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::plan::Plan;
+use atoll_model::runtime::ExecResult;
 use atoll_model::{Authority, ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{fnv64, probe, static_layer};
 use atoll_worker::template::{BASE, TemplateInfo, TemplateStore};
-use atoll_worker::{Config, ExecResult, LocalRuntime, PlanOverride};
+use atoll_worker::{Config, LocalRuntime, PlanOverride};
 
 /// Template of a test's sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -257,7 +258,7 @@ fn add_static(data: &Path, name: &str) {
         version: 1,
         created_at: 0,
         source: "one static binary".to_owned(),
-        user: atoll_worker::template::User::default(),
+        user: atoll_model::runtime::TemplateUser::default(),
         env: std::collections::BTreeMap::new(),
         sudo: true,
         nested_user_namespaces: false,

@@ -6,9 +6,9 @@ mod exhausted;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use atoll_model::runtime::ExecResult;
 use atoll_model::{Bytes, Code, Cpus, Error, ExecSpec, HostMount, Limits, RunAs, SandboxSpec};
 use atoll_testkit::{Scratch, wait_for};
-use atoll_worker::ExecResult;
 
 use crate::harness::{DEADLINE, KINDS, Kind, World, data, probe_spec, stdout_text, template};
 

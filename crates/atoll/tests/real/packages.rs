@@ -6,9 +6,9 @@ mod registries;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use atoll_model::runtime::ExecResult;
 use atoll_model::{ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{Scratch, make_deb};
-use atoll_worker::ExecResult;
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
 use crate::harness::{Kind, World, data, private, stdout_text};

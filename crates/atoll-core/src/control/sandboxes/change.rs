@@ -6,7 +6,7 @@ use atoll_model::{Error, Lifetime, Limits, Network, NetworkPolicy, Scope};
 use atoll_store::SandboxRow;
 
 use super::{SandboxView, check_alias, check_metadata};
-use crate::{Core, RequestContext};
+use crate::{Access as _, Core, RequestContext};
 
 /// Request to change a sandbox. `None` leaves a property as it is.
 #[derive(Debug, Clone, Default)]
@@ -65,7 +65,7 @@ impl Core {
                 return Err(error);
             }
         }
-        self.inner.expiry_changed.notify_one();
+        self.push_deadlines(&row).await?;
         Ok(row.into())
     }
 
@@ -77,7 +77,7 @@ impl Core {
         network: Option<Network>,
         policy: NetworkPolicy,
     ) -> Result<SandboxView, Error> {
-        let used = self.open_sandbox(context, name, Scope::Sandboxes).await?;
+        let used = self.open(context, name, Scope::Sandboxes).await?;
         let locked = self.find_and_lock(context, name).await?;
         let entry = &locked.entry;
         let network = network.unwrap_or_else(|| entry.read(|row| row.network));

@@ -4,17 +4,16 @@
 //! A create runs to completion even if its caller is cancelled. A sandbox whose create was not acknowledged is removed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use atoll_model::{
-    Code, Error, Idempotency, Lifetime, Org, PortAccess, SandboxId, SandboxInfo, SandboxSpec,
-    SandboxState, Scope, SessionId, lock,
+    Code, Error, Idempotency, Org, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState,
+    Scope, SessionId, lock,
 };
 use atoll_store::{QuotaClaim, SandboxRow};
-use atoll_worker::BeforeCreate;
 
-use super::timeouts::{check_timeout, end_at};
+use super::timeouts::{check_timeout, copy_deadlines};
 use super::{SandboxView, check_alias, check_metadata, quota_exceeded};
 use crate::control::keys;
 use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
@@ -23,14 +22,12 @@ use crate::{Core, Inner, RequestContext, error, run_to_completion};
 /// Request to create a sandbox.
 #[derive(Debug, Clone)]
 pub struct NewSandbox {
-    /// The part that concerns the runtime.
+    /// The part that concerns the runtime. Without a lifetime, the sandbox gets the default one.
     pub spec: SandboxSpec,
     /// Alias, unique per org.
     pub alias: Option<String>,
     /// Key-value pairs of the owner.
     pub metadata: BTreeMap<String, String>,
-    /// Timeouts and their actions.
-    pub lifetime: Lifetime,
     /// Credential that requests to its ports need.
     pub port_access: PortAccess,
     /// Idempotency key and request fingerprint.
@@ -45,14 +42,15 @@ impl Core {
     pub async fn create(
         &self,
         context: &RequestContext,
-        request: NewSandbox,
+        mut request: NewSandbox,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         if let Some(alias) = &request.alias {
             check_alias(alias)?;
         }
         check_metadata(&request.metadata)?;
-        check_timeout(&context.org, request.lifetime.timeout)?;
+        let lifetime = *request.spec.lifetime.get_or_insert_default();
+        check_timeout(&context.org, lifetime.timeout)?;
         let (core, org) = (self.clone(), context.org.clone());
         let work = async move {
             if let Some(idempotency) = request.idempotency.clone() {
@@ -109,33 +107,24 @@ impl Core {
     }
 
     async fn create_inner(&self, org: Org, request: NewSandbox) -> Result<SandboxView, Error> {
-        let locked: Arc<Mutex<Option<LockedSandbox>>> = Arc::default();
-        let spec = request.spec.clone();
-        let announce: BeforeCreate = {
-            let (core, locked) = (self.clone(), Arc::clone(&locked));
-            let begin = Instant::now();
-            Box::new(move |id| {
-                Box::pin(async move {
-                    core.inner.metrics.record_queue_wait(begin.elapsed());
-                    let new = core.insert_row(id, org, request).await?;
-                    *lock(&locked) = Some(new);
-                    Ok(())
-                })
-            })
-        };
-        let result = self.inner.runtime.create_with_hook(spec, announce).await;
+        let begin = Instant::now();
+        let reservation = self.inner.runtime.reserve(request.spec.clone()).await?;
+        self.inner.metrics.record_queue_wait(begin.elapsed());
+        let inserted = self
+            .insert_row(reservation.id().clone(), org, request)
+            .await;
         // Keep the transition lock until the row has the result.
-        let locked = lock(&locked).take();
-        let entry = locked.as_ref().map(|locked| &locked.entry);
-        match (result, entry) {
-            (Ok(info), Some(entry)) => self.mark_running(entry, info).await,
-            (Ok(_), None) => Err(Error::new(
-                Code::Internal,
-                "the runtime did not announce the sandbox",
-            )),
-            (Err(error), None) => Err(error),
-            (Err(error), Some(entry)) => {
-                self.mark_failed(entry, &error).await?;
+        let locked = match inserted {
+            Ok(locked) => locked,
+            Err(error) => {
+                reservation.release().await;
+                return Err(error);
+            }
+        };
+        match reservation.create().await {
+            Ok(info) => self.mark_running(&locked.entry, info).await,
+            Err(error) => {
+                self.mark_failed(&locked.entry, &error).await?;
                 Err(error)
             }
         }
@@ -163,7 +152,7 @@ impl Core {
             policy: request.spec.policy,
             port_access: request.port_access,
             durable: request.spec.durable,
-            lifetime: request.lifetime,
+            lifetime: request.spec.lifetime.unwrap_or_default(),
             created_at: self.now(),
             started_at: None,
             end_at: None,
@@ -193,7 +182,7 @@ impl Core {
         let written = entry.update(&self.inner.store, |row| {
             row.state = info.state;
             row.started_at = Some(self.now());
-            row.end_at = end_at(&row.lifetime, self.now());
+            copy_deadlines(row, &info);
         });
         let row = match written.await {
             Ok(row) => row,
@@ -209,8 +198,6 @@ impl Core {
                 return Err(error);
             }
         };
-        entry.record_activity();
-        self.inner.expiry_changed.notify_one();
         Ok(SandboxView {
             row,
             timings: Some(info.timings),

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId, StopReason, lock};
+use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason, lock};
+use atoll_store::SandboxRow;
 
-use super::transitions::{Precondition, mark_stopping_if, unconditional};
-use crate::control::history;
-use crate::live_sandboxes::LiveSandbox;
+use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
 use crate::{Core, Inner, RequestContext, run_to_completion};
 
 impl Core {
@@ -17,46 +16,57 @@ impl Core {
     }
 
     pub(crate) async fn delete_live(&self, entry: Arc<LiveSandbox>) -> Result<(), Error> {
-        self.delete_when(entry, unconditional(), None).await
+        self.delete_if(entry, |_| true, None).await
     }
 
-    /// Deletes a sandbox if the precondition holds. `reason` is `None` for a delete by request.
-    pub(crate) async fn delete_when(
+    /// Deletes a sandbox if its row fulfils a condition once its transition lock is held. `reason` is `None` for a delete by
+    /// request.
+    pub(crate) async fn delete_if(
         &self,
         entry: Arc<LiveSandbox>,
-        precondition: Precondition,
+        condition: impl Fn(&SandboxRow) -> bool + Send + 'static,
         reason: Option<StopReason>,
     ) -> Result<(), Error> {
         let core = self.clone();
         run_to_completion(async move {
             let locked = core.inner.sandboxes.lock(entry).await?;
-            let entry = &locked.entry;
-            let before = entry.row();
-            if !mark_stopping_if(entry, &before, &precondition, reason) {
+            if !locked.entry.read(condition) {
                 return Ok(());
             }
-            // From here on the sandbox is deleted, now or at the next start of the server.
-            let written = entry.update(&core.inner.store, |row| {
-                // For a paused sandbox, this was the time of the pause.
-                if before.state == SandboxState::Paused {
-                    row.stopped_at = None;
-                }
-                row.state = SandboxState::Stopped;
-                row.reason = reason.or(before.reason);
-                row.stopped_at.get_or_insert_with(|| core.now());
-                row.deleted_at = Some(core.now());
-                row.end_at = None;
-            });
-            if let Err(error) = written.await {
-                entry.set_transient_state(before.state, before.reason);
-                return Err(error);
-            }
-            core.inner.sandboxes.remove(&before.id);
-            core.inner
-                .remove_from_runtime(&before.id, before.session)
-                .await
+            core.delete_locked(&locked, reason).await
         })
         .await
+    }
+
+    /// Like [`Self::delete`], for a caller that holds the lock.
+    pub(crate) async fn delete_locked(
+        &self,
+        locked: &LockedSandbox,
+        reason: Option<StopReason>,
+    ) -> Result<(), Error> {
+        let entry = &locked.entry;
+        let before = entry.row();
+        if before.state.has_processes() {
+            entry.set_transient_state(SandboxState::Stopping, reason);
+        }
+        // From here on the sandbox is deleted, now or at the next start of the server.
+        let written = entry.update(&self.inner.store, |row| {
+            // For a paused sandbox, this was the time of the pause.
+            if before.state == SandboxState::Paused {
+                row.stopped_at = None;
+            }
+            row.state = SandboxState::Stopped;
+            row.reason = reason.or(before.reason);
+            row.stopped_at.get_or_insert_with(|| self.now());
+            row.deleted_at = Some(self.now());
+            row.end_at = None;
+        });
+        if let Err(error) = written.await {
+            entry.set_transient_state(before.state, before.reason);
+            return Err(error);
+        }
+        self.inner.sandboxes.remove(&before.id);
+        self.inner.remove_from_runtime(&before.id).await
     }
 
     /// Deletes all sandboxes of all orgs. Continues after failures and returns the first one.
@@ -78,20 +88,15 @@ impl Core {
 }
 
 impl Inner {
-    /// Removes a deleted sandbox from the runtime after its journal was flushed. A failure is retried later.
-    pub(crate) async fn remove_from_runtime(
-        &self,
-        id: &SandboxId,
-        session: SessionId,
-    ) -> Result<(), Error> {
-        let sink = history::history_sink(&self.store, session.clone());
-        let gone = match self.runtime.delete_after_flush(id, sink).await {
+    /// Removes a deleted sandbox from the runtime. A failure is retried later.
+    pub(crate) async fn remove_from_runtime(&self, id: &SandboxId) -> Result<(), Error> {
+        let gone = match self.runtime.delete(id).await {
             Err(error) if error.code != Code::SandboxNotFound => Err(error),
             _ => Ok(()),
         };
         let mut pending_deletes = lock(&self.pending_deletes);
         if gone.is_err() {
-            pending_deletes.insert(id.clone(), session);
+            pending_deletes.insert(id.clone());
         } else {
             pending_deletes.remove(id);
         }

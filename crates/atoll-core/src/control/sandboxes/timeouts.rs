@@ -1,6 +1,8 @@
 //! Timeouts of sandboxes: computing `end_at`, checking the org's limit, setting and extending.
 
-use atoll_model::{Error, Lifetime, Org, SandboxState, Scope};
+use atoll_model::runtime::Runtime;
+use atoll_model::{Code, Deadlines, Error, Lifetime, Org, SandboxInfo, SandboxState, Scope};
+use atoll_store::SandboxRow;
 
 use super::SandboxView;
 use crate::{Core, RequestContext};
@@ -10,10 +12,11 @@ pub(crate) fn microseconds(seconds: u32) -> i64 {
     i64::from(seconds) * 1_000_000
 }
 
-/// Expiry of a sandbox that starts at a time.
-pub(crate) fn end_at(lifetime: &Lifetime, now: i64) -> Option<i64> {
-    let seconds = lifetime.timeout?;
-    Some(now + microseconds(seconds))
+/// Copies what the runtime enforces to the row.
+pub(crate) fn copy_deadlines(row: &mut SandboxRow, info: &SandboxInfo) {
+    if let Some(deadlines) = info.deadlines {
+        (row.end_at, row.time_left) = (deadlines.end_at, deadlines.time_left);
+    }
 }
 
 /// Timeout after a restart of a sandbox whose own timeout is 0.
@@ -67,12 +70,14 @@ impl Core {
                 SandboxState::Paused => {
                     row.time_left = timeout.map(microseconds);
                 }
-                SandboxState::Running => row.end_at = end_at(&row.lifetime, self.now()),
+                SandboxState::Running => {
+                    row.end_at = timeout.map(|seconds| self.now() + microseconds(seconds));
+                }
                 _ => {}
             }
         });
         let row = written.await?;
-        self.inner.expiry_changed.notify_one();
+        self.push_deadlines(&row).await?;
         Ok(row.into())
     }
 
@@ -94,14 +99,40 @@ impl Core {
         }
         let written = entry.update(&self.inner.store, |row| row.end_at = Some(end()));
         let row = written.await?;
-        self.inner.expiry_changed.notify_one();
+        self.push_deadlines(&row).await?;
         Ok(row.into())
     }
 
     /// Resets the idle timer.
-    pub fn keep_alive(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
-        let entry = self.find_writable(context, name)?;
-        entry.record_activity();
-        Ok(entry.row().into())
+    pub async fn keep_alive(
+        &self,
+        context: &RequestContext,
+        name: &str,
+    ) -> Result<SandboxView, Error> {
+        let row = self.find_writable(context, name)?.row();
+        match self.inner.runtime.keep_alive(&row.id).await {
+            // A failed sandbox has no timer.
+            Err(error) if error.code != Code::SandboxNotFound => Err(error),
+            _ => Ok(row.into()),
+        }
+    }
+
+    /// Gives the deadlines in a row to the runtime, which enforces them.
+    pub(crate) async fn push_deadlines(&self, row: &SandboxRow) -> Result<(), Error> {
+        push_deadlines(&*self.inner.runtime, row).await
+    }
+}
+
+/// Gives the deadlines in a row to the runtime. A sandbox that the runtime does not have has none.
+pub(crate) async fn push_deadlines(runtime: &dyn Runtime, row: &SandboxRow) -> Result<(), Error> {
+    let has_processes = row.state.has_processes();
+    let deadlines = Deadlines {
+        lifetime: row.lifetime,
+        end_at: row.end_at.filter(|_| has_processes),
+        time_left: row.time_left,
+    };
+    match runtime.set_deadlines(&row.id, deadlines).await {
+        Err(error) if error.code != Code::SandboxNotFound => Err(error),
+        _ => Ok(()),
     }
 }

@@ -17,46 +17,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_model::{Error, SandboxState, Scope, StopReason, Transition};
-use atoll_store::{QuotaClaim, SandboxRow};
+use atoll_model::{Error, SandboxState, Scope, Transition};
+use atoll_store::QuotaClaim;
 
-use super::timeouts::{check_timeout, end_at_after_restart, microseconds};
+use super::timeouts::{check_timeout, copy_deadlines, microseconds};
 use super::{SandboxView, quota_exceeded};
 use crate::control::expiry::deletion_time;
 use crate::live_sandboxes::{LiveSandbox, LockedSandbox};
 use crate::{Core, RequestContext, error, run_to_completion};
-
-/// Condition that is checked again once the transition lock is held, with the row before the transition.
-pub(crate) type Precondition = Box<dyn Fn(&SandboxRow, &LiveSandbox) -> bool + Send>;
-
-pub(crate) fn unconditional() -> Precondition {
-    Box::new(|_, _| true)
-}
-
-/// Sets the transient state `stopping` and the reason if the precondition holds. Returns whether it holds.
-///
-/// The precondition is checked again after setting the state: new accesses are rejected from then on, and earlier ones
-/// are visible to it. The caller restores state and reason if the sandbox cannot be stopped.
-pub(super) fn mark_stopping_if(
-    entry: &LiveSandbox,
-    before: &SandboxRow,
-    precondition: &Precondition,
-    reason: Option<StopReason>,
-) -> bool {
-    use SandboxState::Stopping;
-    if !precondition(before, entry) {
-        return false;
-    }
-    if !before.state.has_processes() && before.state != Stopping {
-        return true;
-    }
-    entry.set_transient_state(Stopping, reason);
-    if precondition(before, entry) {
-        return true;
-    }
-    entry.set_transient_state(before.state, before.reason);
-    false
-}
 
 /// Maximum time that a start waits for a stop in progress.
 const STOP_WAIT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -65,38 +33,22 @@ impl Core {
     /// Kills the processes of a sandbox and keeps its files.
     pub async fn stop(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         let entry = self.find_writable(context, name)?;
-        self.stop_when(entry, unconditional(), None).await
-    }
-
-    /// Stops a sandbox if the precondition holds. `reason` is `None` for a stop by request.
-    pub(crate) async fn stop_when(
-        &self,
-        entry: Arc<LiveSandbox>,
-        precondition: Precondition,
-        reason: Option<StopReason>,
-    ) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
             let locked = core.inner.sandboxes.lock(entry).await?;
-            core.stop_locked(&locked, precondition, reason).await
+            core.stop_locked(&locked).await
         })
         .await
     }
 
-    /// Like [`Self::stop_when`], for a caller that holds the lock.
-    pub(crate) async fn stop_locked(
-        &self,
-        locked: &LockedSandbox,
-        precondition: Precondition,
-        reason: Option<StopReason>,
-    ) -> Result<SandboxView, Error> {
+    /// Like [`Self::stop`], for a caller that holds the lock.
+    pub(crate) async fn stop_locked(&self, locked: &LockedSandbox) -> Result<SandboxView, Error> {
         let (entry, store) = (&locked.entry, &self.inner.store);
         let before = entry.row();
-        if before.state.next(Transition::Stop)? == SandboxState::Stopped
-            || !mark_stopping_if(entry, &before, &precondition, reason)
-        {
+        if before.state.next(Transition::Stop)? == SandboxState::Stopped {
             return Ok(before.into());
         }
+        entry.set_transient_state(SandboxState::Stopping, None);
         // Record the intent. After a crash, the runtime's state shows whether the sandbox was stopped.
         let recorded = async {
             let _deadlines = self.inner.clock.deadlines.read().await;
@@ -123,7 +75,7 @@ impl Core {
         };
         let written = entry.update(store, |row| {
             row.state = info.state;
-            row.reason = info.reason.or(reason);
+            row.reason = info.reason;
             let at = self.now();
             row.stopped_at = Some(at);
             row.end_at = deletion_time(&self.inner.config, at);
@@ -179,7 +131,7 @@ impl Core {
                     row.reason = None;
                     row.started_at = Some(self.now());
                     row.stopped_at = None;
-                    row.end_at = end_at_after_restart(&row.lifetime, self.now());
+                    copy_deadlines(row, &info);
                 });
                 let row = match written.await {
                     Ok(row) => row,
@@ -190,8 +142,6 @@ impl Core {
                         return Err(error);
                     }
                 };
-                entry.record_activity();
-                self.inner.expiry_changed.notify_one();
                 Ok(row.into())
             }
             Err(error) => {
@@ -215,46 +165,26 @@ impl Core {
     /// Freezes all processes of a sandbox.
     pub async fn pause(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
         let entry = self.find_writable(context, name)?;
-        self.pause_when(entry, unconditional()).await
-    }
-
-    /// Pauses a sandbox if the precondition holds.
-    pub(crate) async fn pause_when(
-        &self,
-        entry: Arc<LiveSandbox>,
-        precondition: Precondition,
-    ) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
             let locked = core.inner.sandboxes.lock(entry).await?;
-            core.pause_locked(&locked, precondition).await
+            core.pause_locked(&locked).await
         })
         .await
     }
 
-    /// Like [`Self::pause_when`], for a caller that holds the lock.
-    pub(crate) async fn pause_locked(
-        &self,
-        locked: &LockedSandbox,
-        precondition: Precondition,
-    ) -> Result<SandboxView, Error> {
+    /// Like [`Self::pause`], for a caller that holds the lock.
+    pub(crate) async fn pause_locked(&self, locked: &LockedSandbox) -> Result<SandboxView, Error> {
         let entry = &locked.entry;
         let row = entry.row();
         row.state.next(Transition::Pause)?;
-        if !precondition(&row, entry) {
-            return Ok(row.into());
-        }
-        // New accesses wait for the pause and resume the sandbox if it has `auto_resume`.
-        let _guard = entry.begin_pause();
         let info = self.inner.runtime.pause(&row.id).await?;
         let written = entry.update(&self.inner.store, |row| {
             if row.state != info.state {
                 row.stopped_at = Some(self.now());
             }
             row.state = info.state;
-            if let Some(end) = row.end_at.take() {
-                row.time_left = Some((end - self.now()).max(0));
-            }
+            copy_deadlines(row, &info);
         });
         let written = written.await;
         if written.is_err() && row.state == SandboxState::Running {
@@ -277,15 +207,7 @@ impl Core {
             check_timeout(&context.org, timeout)?;
         }
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
-        self.resume_live(&entry, timeout).await
-    }
-
-    pub(crate) async fn resume_live(
-        &self,
-        entry: &Arc<LiveSandbox>,
-        timeout: Option<Option<u32>>,
-    ) -> Result<SandboxView, Error> {
-        let (core, entry) = (self.clone(), Arc::clone(entry));
+        let core = self.clone();
         run_to_completion(async move {
             let locked = core.inner.sandboxes.lock(entry).await?;
             core.resume_locked(&locked, timeout).await
@@ -293,7 +215,7 @@ impl Core {
         .await
     }
 
-    /// Like [`Self::resume_live`], for a caller that holds the lock.
+    /// Like [`Self::resume`], for a caller that holds the lock.
     pub(crate) async fn resume_locked(
         &self,
         locked: &LockedSandbox,
@@ -309,17 +231,15 @@ impl Core {
         let written = entry.update(&self.inner.store, |row| {
             row.state = info.state;
             row.stopped_at = None;
-            let left = row.time_left.take();
-            let requested = timeout.map(|time| time.map(microseconds));
-            row.end_at = match (requested, left) {
-                // It was paused by its timeout.
-                (None, Some(0)) => end_at_after_restart(&row.lifetime, self.now()),
-                (requested, left) => requested.unwrap_or(left).map(|left| self.now() + left),
-            };
+            copy_deadlines(row, &info);
+            if let Some(timeout) = timeout {
+                row.end_at = timeout.map(|seconds| self.now() + microseconds(seconds));
+            }
         });
         let row = written.await?;
-        entry.record_activity();
-        self.inner.expiry_changed.notify_one();
+        if timeout.is_some() {
+            self.push_deadlines(&row).await?;
+        }
         Ok(row.into())
     }
 }

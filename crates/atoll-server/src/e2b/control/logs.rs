@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use atoll_model::{Code, Error, OutputChunk, Stream};
-use atoll_worker::LogLine;
+use atoll_model::runtime::{LogFollower, LogLine};
+use atoll_model::{Error, OutputChunk, Stream};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -94,24 +94,29 @@ impl LogsQuery {
     }
 
     /// The first or last matching lines, in the requested order.
-    fn select(
+    async fn select(
         &self,
-        mut lines: impl FnMut() -> Result<Option<LogLine>, Error>,
+        mut logs: Box<dyn LogFollower>,
         limit: usize,
     ) -> Result<Vec<LogEntry>, Error> {
         let backward = self.direction == Direction::Backward;
         let mut found = VecDeque::new();
-        while (backward || found.len() < limit)
-            && let Some(logged) = lines()?
-        {
-            let Some(line) =
-                LogEntry::from_log(&logged).filter(|line| self.matches_query(&logged, line))
-            else {
-                continue;
-            };
-            found.push_back(line);
-            if found.len() > limit {
-                found.pop_front();
+        let mut is_last = false;
+        while !is_last && (backward || found.len() < limit) {
+            let lines = logs.available(MAX_LINES).await?;
+            is_last = lines.len() < MAX_LINES;
+            for logged in lines {
+                let Some(line) =
+                    LogEntry::from_log(&logged).filter(|line| self.matches_query(&logged, line))
+                else {
+                    continue;
+                };
+                if found.len() < limit {
+                    found.push_back(line);
+                } else if backward {
+                    found.push_back(line);
+                    found.pop_front();
+                }
             }
         }
         Ok(if backward {
@@ -134,15 +139,14 @@ async fn read(
         return Err(E2bError::new(StatusCode::BAD_REQUEST, message));
     }
     find(&app, &caller, id)?;
-    let access = app.core.peek(&caller, id).map_err(for_sandbox(id))?;
-    let mut logs = access
-        .runtime()
-        .logs(access.id(), None)
+    let access = app
+        .access
+        .peek(&caller, id)
+        .await
         .map_err(for_sandbox(id))?;
-    // May read large files.
-    let read = tokio::task::spawn_blocking(move || query.select(|| logs.try_next(), limit));
-    let lost = |_| Error::new(Code::Internal, "failed to read the logs");
-    Ok(read.await.map_err(lost)??)
+    let logs = access.runtime().logs(access.id(), None).await;
+    let logs = logs.map_err(for_sandbox(id))?;
+    Ok(query.select(logs, limit).await?)
 }
 
 /// Version 1: plain lines, and the same as entries.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Code, Sample};
+use atoll_model::{Code, Error, Sample};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -66,8 +66,12 @@ pub(super) async fn metrics(
     // The end is inclusive, in whole seconds.
     let end = query.end.map(|end| end.saturating_add(1));
     let to = end.unwrap_or(i64::MAX).saturating_mul(1_000_000);
-    let access = app.core.peek(&caller, id).map_err(for_sandbox(id))?;
-    let samples = access.runtime().samples(access.id(), from, to);
+    let access = app
+        .access
+        .peek(&caller, id)
+        .await
+        .map_err(for_sandbox(id))?;
+    let samples = access.runtime().samples(access.id(), from, to).await;
     let samples = samples.map_err(for_sandbox(id))?.into_iter();
     Ok(Json(samples.map(Metric::from).collect()))
 }
@@ -93,11 +97,12 @@ pub(super) async fn latest(
     }
     let mut found = BTreeMap::new();
     for id in ids {
-        let samples = app.core.peek(&caller, id).and_then(|access| {
+        let samples = async {
+            let access = app.access.peek(&caller, id).await?;
             let samples = access.runtime().samples(access.id(), i64::MIN, i64::MAX);
-            Ok(samples?.pop())
-        });
-        match samples {
+            Ok::<_, Error>(samples.await?.pop())
+        };
+        match samples.await {
             Ok(Some(sample)) => found.insert(id, Metric::from(sample)),
             Ok(None) => None,
             Err(error) if error.code == Code::SandboxNotFound => None,

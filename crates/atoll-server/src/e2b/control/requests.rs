@@ -82,17 +82,17 @@ impl CreateSandbox {
                 network,
                 policy,
                 environment: self.environment(),
+                lifetime: Some(Lifetime {
+                    timeout: Some(parse_seconds(self.timeout, default)?),
+                    on_timeout,
+                    idle_timeout: None,
+                    on_idle: ExpiryAction::default(),
+                    auto_resume: self.auto_resume.as_ref().is_some_and(|auto| auto.enabled),
+                }),
                 ..SandboxSpec::default()
             },
             alias: None,
             metadata: self.metadata.clone().unwrap_or_default(),
-            lifetime: Lifetime {
-                timeout: Some(parse_seconds(self.timeout, default)?),
-                on_timeout,
-                idle_timeout: None,
-                on_idle: ExpiryAction::default(),
-                auto_resume: self.auto_resume.as_ref().is_some_and(|auto| auto.enabled),
-            },
             port_access: match request.and_then(|request| request.allow_public_traffic) {
                 Some(false) => PortAccess::Token,
                 _ => PortAccess::Public,

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use atoll_core::{SandboxAccess, SandboxRef};
+use atoll_model::runtime::ExecHandle;
 use atoll_model::{Code, Error, ExecSpec, Program};
-use atoll_worker::ExecHandle;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
@@ -45,11 +45,11 @@ struct ProcessSelector {
 }
 
 impl ProcessSelector {
-    fn find(&self, access: &SandboxAccess) -> Result<ExecHandle, ConnectError> {
+    async fn find(&self, access: &SandboxAccess) -> Result<Box<dyn ExecHandle>, ConnectError> {
         let runtime = access.runtime();
         let found = match (self.pid, &self.tag) {
-            (Some(pid), _) => runtime.find_exec_by_pid(access.id(), pid),
-            (None, Some(tag)) => runtime.find_exec_by_tag(access.id(), tag),
+            (Some(pid), _) => runtime.find_exec_by_pid(access.id(), pid).await,
+            (None, Some(tag)) => runtime.find_exec_by_tag(access.id(), tag).await,
             (None, None) => {
                 return Err(ConnectError::new(
                     "invalid_argument",
@@ -177,7 +177,7 @@ fn to_e2b_error(error: Error, spec: &ExecSpec) -> ConnectError {
 
 async fn list(Extension(sandbox): Extension<SandboxRef>) -> Result<Json<Value>, ConnectError> {
     let access = sandbox.open().await?;
-    let all = access.runtime().execs(access.id())?.into_iter();
+    let all = access.runtime().execs(access.id()).await?.into_iter();
     let running = all.filter(|exec| exec.status.is_none());
     let processes: Vec<Value> = running
         .map(|exec| {
@@ -211,7 +211,7 @@ async fn start(
     body: Body,
 ) -> Response {
     match start_process(&sandbox, &headers, body).await {
-        Ok((access, control)) => events::stream(access, connection, control, 0, &headers),
+        Ok((access, exec)) => events::respond(access, connection, exec, 0, &headers).await,
         Err(error) => error.stream(),
     }
 }
@@ -220,13 +220,13 @@ async fn start_process(
     sandbox: &SandboxRef,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(SandboxAccess, ExecHandle), ConnectError> {
+) -> Result<(SandboxAccess, Box<dyn ExecHandle>), ConnectError> {
     let request: Start = RequestStream::new(body).only().await?;
     let spec = request.spec(headers);
     let access = sandbox.open().await?;
     let started = access.runtime().exec(access.id(), spec.clone()).await;
     let exec = started.map_err(|error| to_e2b_error(error, &spec))?;
-    Ok((access, exec.handle))
+    Ok((access, exec))
 }
 
 /// Attaches to a process and streams its output from now on.
@@ -239,14 +239,12 @@ async fn connect(
     let connected = async {
         let request: SelectedProcess = RequestStream::new(body).only().await?;
         let access = sandbox.open().await?;
-        let control = request.process.find(&access)?;
-        Ok::<_, ConnectError>((access, control))
+        let exec = request.process.find(&access).await?;
+        let now = exec.output_range().await?.1;
+        Ok::<_, ConnectError>((access, exec, now))
     };
     match connected.await {
-        Ok((access, control)) => {
-            let now = control.output_range().1;
-            events::stream(access, connection, control, now, &headers)
-        }
+        Ok((access, exec, now)) => events::respond(access, connection, exec, now, &headers).await,
         Err(error) => error.stream(),
     }
 }
@@ -262,9 +260,9 @@ async fn update(
     Unary(request): Unary<Update>,
 ) -> Result<Json<Value>, ConnectError> {
     let access = sandbox.open().await?;
-    let control = request.process.find(&access)?;
+    let exec = request.process.find(&access).await?;
     if let Some(pty) = request.pty {
-        control.resize(pty.size.of_terminal())?;
+        exec.resize(pty.size.of_terminal()).await?;
     }
     Ok(Json(json!({})))
 }
@@ -277,12 +275,12 @@ struct Input {
 }
 
 impl Input {
-    async fn write(&self, control: &ExecHandle) -> Result<(), ConnectError> {
+    async fn write(&self, exec: &dyn ExecHandle) -> Result<(), ConnectError> {
         let data = self.stdin.as_ref().or(self.pty.as_ref());
         let bytes = STANDARD.decode(data.map_or("", String::as_str));
         let bytes =
             bytes.map_err(|_| ConnectError::new("invalid_argument", "input is not base64"))?;
-        let on_terminal = control.info().spec.terminal.is_some();
+        let on_terminal = exec.info().await?.spec.terminal.is_some();
         if on_terminal != self.pty.is_some() && data.is_some() {
             let message = if on_terminal {
                 "the process has a terminal: send pty input"
@@ -291,7 +289,7 @@ impl Input {
             };
             return Err(ConnectError::new("internal", message));
         }
-        Ok(control.write_stdin(&bytes).await?)
+        Ok(exec.write_stdin(&bytes).await?)
     }
 }
 
@@ -306,7 +304,8 @@ async fn send_input(
     Unary(request): Unary<SendInput>,
 ) -> Result<Json<Value>, ConnectError> {
     let access = sandbox.open().await?;
-    request.input.write(&request.process.find(&access)?).await?;
+    let exec = request.process.find(&access).await?;
+    request.input.write(&*exec).await?;
     Ok(Json(json!({})))
 }
 
@@ -348,13 +347,13 @@ async fn take_input(sandbox: &SandboxRef, body: Body) -> Result<(), ConnectError
     while let Some(piece) = call.next::<InputMessage>().await? {
         access.record_activity();
         if let Some(start) = piece.start {
-            process = Some(start.process.find(&access)?);
+            process = Some(start.process.find(&access).await?);
         }
         if let Some(data) = piece.data {
             let unknown =
                 || ConnectError::new("invalid_argument", "input before the start message");
             let process = process.as_ref().ok_or_else(unknown)?;
-            data.input.write(process).await?;
+            data.input.write(&**process).await?;
         }
     }
     Ok(())
@@ -372,7 +371,7 @@ async fn send_signal(
     Unary(request): Unary<SendSignal>,
 ) -> Result<Json<Value>, ConnectError> {
     let access = sandbox.open().await?;
-    let control = request.process.find(&access)?;
+    let exec = request.process.find(&access).await?;
     let signal = match request.signal.as_str() {
         "SIGNAL_SIGKILL" => 9,
         "SIGNAL_SIGTERM" => 15,
@@ -382,12 +381,12 @@ async fn send_signal(
             return Err(ConnectError::new("invalid_argument", message));
         }
     };
-    if control.info().status.is_some() {
-        let pid = control.info().pid;
-        let message = format!("process with pid {pid} not found");
+    let info = exec.info().await?;
+    if info.status.is_some() {
+        let message = format!("process with pid {} not found", info.pid);
         return Err(ConnectError::new("not_found", message));
     }
-    control.signal(signal).await?;
+    exec.signal(signal).await?;
     Ok(Json(json!({})))
 }
 
@@ -396,6 +395,7 @@ async fn close_stdin(
     Unary(request): Unary<SelectedProcess>,
 ) -> Result<Json<Value>, ConnectError> {
     let access = sandbox.open().await?;
-    request.process.find(&access)?.close_stdin()?;
+    let exec = request.process.find(&access).await?;
+    exec.close_stdin().await?;
     Ok(Json(json!({})))
 }

@@ -22,14 +22,14 @@ async fn variables(
     Extension(sandbox): Extension<SandboxRef>,
 ) -> E2bResult<Json<BTreeMap<String, String>>> {
     let access = sandbox.open().await?;
-    Ok(Json(access.runtime().variables(access.id())?))
+    Ok(Json(access.runtime().variables(access.id()).await?))
 }
 
 async fn metrics(Extension(sandbox): Extension<SandboxRef>) -> E2bResult<Json<Value>> {
     let access = sandbox.open().await?;
     let (runtime, id) = (access.runtime(), access.id());
     let disk = runtime.disk_usage(id).await?;
-    let now = runtime.samples(id, i64::MIN, i64::MAX)?.pop();
+    let now = runtime.samples(id, i64::MIN, i64::MAX).await?.pop();
     let now = now.ok_or_else(|| Error::new(Code::Internal, "no metrics sample exists"))?;
     let memory = now.limits.memory.0;
     Ok(Json(json!({

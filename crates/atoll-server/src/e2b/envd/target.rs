@@ -2,8 +2,8 @@
 //! files belong to the user.
 
 use atoll_core::{SandboxAccess, SandboxRef};
+use atoll_model::runtime::Runtime;
 use atoll_model::{Authority, Error, FileKind, RunAs, SandboxId};
-use atoll_worker::LocalRuntime;
 
 /// An open sandbox, and the user of a file call.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl FileTarget {
         Ok(Self { access, run_as })
     }
 
-    pub(super) fn runtime(&self) -> &LocalRuntime {
+    pub(super) fn runtime(&self) -> &dyn Runtime {
         self.access.runtime()
     }
 

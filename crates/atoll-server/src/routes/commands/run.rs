@@ -198,17 +198,14 @@ pub(super) async fn run(
 ) -> ApiResult {
     let mut spec = request.spec()?;
     spec.idempotency = idempotency;
-    let access = app
-        .core
-        .open_sandbox(&caller, &id, Scope::Sandboxes)
-        .await?;
+    let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
     let begin = Instant::now();
     let input = (!request.background).then(|| request.stdin.unwrap_or_default());
     // Runs to completion even if the client disconnects: the command starts, and its deadline
     // applies.
     let work = async move {
         let exec = access.runtime().exec(access.id(), spec).await?;
-        let (id, pid) = (exec.handle.id().clone(), exec.handle.info().pid);
+        let (id, pid) = (exec.id().clone(), exec.info().await?.pid);
         let finished = match input {
             Some(input) => Some(exec.finish(input.as_bytes(), MAX_INLINE_BYTES).await?),
             None => None,

@@ -47,11 +47,9 @@ pub(super) async fn write(
     Query(query): Query<StdinQuery>,
     RawBytes(bytes): RawBytes,
 ) -> ApiResult<Json<StdinOffset>> {
-    let access = app
-        .core
-        .open_sandbox(&caller, &id, Scope::Sandboxes)
-        .await?;
-    let taken = find(&access, &exec)?.write_stdin_at(query.offset, &bytes)?;
+    let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
+    let exec = find(&access, &exec).await?;
+    let taken = exec.write_stdin_at(query.offset, &bytes).await?;
     Ok(Json(StdinOffset { taken }))
 }
 
@@ -63,11 +61,8 @@ pub(super) async fn close(
     Path((id, exec)): Path<(String, String)>,
     _: JsonBody<EmptyBody>,
 ) -> ApiResult<StatusCode> {
-    let access = app
-        .core
-        .open_sandbox(&caller, &id, Scope::Sandboxes)
-        .await?;
-    find(&access, &exec)?.close_stdin()?;
+    let access = app.access.open(&caller, &id, Scope::Sandboxes).await?;
+    find(&access, &exec).await?.close_stdin().await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -98,14 +93,17 @@ pub(super) async fn output(
     Upgrade(upgrade): Upgrade,
     headers: axum::http::HeaderMap,
 ) -> ApiResult<Response> {
-    let found = || {
-        let access = app.core.observe(&caller, &id)?;
-        let exec = find(&access, &exec)?;
+    let found = async || {
+        let access = app.access.observe(&caller, &id).await?;
+        let exec = find(&access, &exec).await?;
         Ok((access, exec))
     };
     if let Some(upgrade) = upgrade {
         // The WebSocket also accepts input.
-        let found = caller.require(Scope::Sandboxes).and_then(|()| found());
+        let found = match caller.require(Scope::Sandboxes) {
+            Ok(()) => found().await,
+            Err(error) => Err(error),
+        };
         let end_signal = StreamEndSignal::new(&app, &caller);
         return Ok(upgrade.on_upgrade(move |socket| async move {
             match found {
@@ -116,11 +114,12 @@ pub(super) async fn output(
             }
         }));
     }
-    let (access, exec) = found()?;
+    let (access, exec) = found().await?;
     // `EventSource` sends the last id when it reconnects.
     let last = headers
         .get("last-event-id")
         .and_then(|last| last.to_str().ok()?.parse().ok());
     let after = last.unwrap_or(query.after);
-    Ok(sse::output_events(access, &exec, after, query.encoding))
+    let output = exec.output(after).await?;
+    Ok(sse::output_events(access, output, query.encoding))
 }

@@ -97,6 +97,6 @@ pub(super) async fn unpack(
     let unpacking = target.runtime();
     let unpacking = unpacking.unpack(target.id(), &target.run_as, query.path.as_bytes());
     let mut unpacking = unpacking.await?;
-    copy_stream(body_chunks(body), unpacking.writer()).await?;
+    copy_stream(body_chunks(body), &mut *unpacking).await?;
     Ok(Json(unpacking.finish().await?.into()))
 }

@@ -96,6 +96,6 @@ pub(super) async fn upload(
     let writer = target.runtime();
     let writer = writer.write_file(target.id(), &target.run_as, path, options);
     let mut writer = writer.await?;
-    file_body::copy_stream(file_body::body_chunks(body), &mut writer).await?;
+    file_body::copy_stream(file_body::body_chunks(body), &mut *writer).await?;
     Ok(Json(writer.commit().await?.into()))
 }

@@ -2,8 +2,8 @@
 //! before the route runs.
 
 use atoll_core::SandboxAccess;
+use atoll_model::runtime::Runtime;
 use atoll_model::{Authority, RunAs, SandboxId, Scope};
-use atoll_worker::LocalRuntime;
 use axum::extract::FromRequestParts;
 use axum::http::Method;
 use axum::http::request::Parts;
@@ -55,7 +55,7 @@ pub(super) struct FileTarget {
 }
 
 impl FileTarget {
-    pub(super) fn runtime(&self) -> &LocalRuntime {
+    pub(super) fn runtime(&self) -> &dyn Runtime {
         self.access.runtime()
     }
 
@@ -89,7 +89,7 @@ impl FromRequestParts<AppState> for FileTarget {
             Method::GET | Method::HEAD => Scope::Read,
             _ => Scope::Sandboxes,
         };
-        let access = app.core.open_sandbox(&caller, &id, scope).await?;
+        let access = app.access.open(&caller, &id, scope).await?;
         let authority = authority.into();
         let run_as = RunAs { user, authority };
         Ok(Self { access, run_as })

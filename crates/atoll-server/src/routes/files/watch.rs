@@ -50,7 +50,7 @@ pub(super) async fn watch(
             Ok(Ok(Some(watch_event))) => (event(&watch_event), watch_event == WatchEvent::End),
             Ok(Ok(None)) => return None,
             // The helper process ended with the sandbox.
-            Ok(Err(_)) if !is_running(&access) => (end("stopped"), true),
+            Ok(Err(_)) if !is_running(&access).await => (end("stopped"), true),
             Ok(Err(error)) => (sse::error_event(&error), true),
         };
         let next = (!ended).then_some((access, watch));
@@ -59,8 +59,8 @@ pub(super) async fn watch(
     Ok(sse::sse_response(events))
 }
 
-fn is_running(access: &SandboxAccess) -> bool {
-    let info = access.runtime().get(access.id());
+async fn is_running(access: &SandboxAccess) -> bool {
+    let info = access.runtime().get(access.id()).await;
     info.is_ok_and(|info| info.state == SandboxState::Running)
 }
 

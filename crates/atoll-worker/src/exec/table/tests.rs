@@ -119,7 +119,7 @@ async fn table_requests_one_flush_for_all_waiting_commands() {
     let rows = fixture.read(&table).await;
     assert_eq!(rows.len(), all + MAX_ENDED + FLUSH_THRESHOLD);
     assert_eq!(fixture.written(), MAX_ENDED);
-    assert_eq!(fixture.journals.health().lost, 0);
+    assert_eq!(fixture.journals.status().lost, 0);
     fixture.journals.close().await;
 }
 
@@ -128,7 +128,7 @@ async fn commands_are_evicted_at_last_if_the_journal_fails() {
     let mut fixture = Fixture::new();
     let table = fixture.table(true);
     fixture.run(&table, MAX_ENDED + MAX_UNJOURNALED + 3);
-    assert_eq!(fixture.journals.health().lost, 3);
+    assert_eq!(fixture.journals.status().lost, 3);
     assert_eq!(fixture.written(), MAX_ENDED + MAX_UNJOURNALED);
     assert_eq!(
         fixture.read(&table).await.len(),
@@ -157,7 +157,7 @@ async fn commands_with_long_arguments_are_evicted_earlier() {
     // If the journal is not flushed, some wait.
     fixture.run_all(&table, 100, &ExecSpec::shell(line.as_str()));
     assert_eq!(fixture.written(), 64);
-    assert_eq!(fixture.journals.health().lost, 36);
+    assert_eq!(fixture.journals.status().lost, 36);
     fixture.journals.close().await;
 }
 

@@ -63,7 +63,7 @@ fn unknown_template_error_lists_existing_ones() {
 fn description_is_stored() {
     let fixture = Fixture::new();
     let options = TemplateOptions {
-        user: User {
+        user: TemplateUser {
             name: "dev".to_owned(),
             uid: 1234,
             gid: 1235,
@@ -196,7 +196,7 @@ fn sweep_removes_a_dead_build_and_keeps_a_live_one() {
     assert_eq!(fixture.entries().len(), 1);
     live.publish(
         "one",
-        &TemplateInfo::new("test".to_owned(), Report::default()),
+        &meta::new_info("test".to_owned(), Report::default()),
         IfExists::Fail,
     )
     .unwrap();
@@ -377,37 +377,37 @@ fn imported_tree_gets_its_user_once() {
 #[test]
 fn user_that_breaks_account_files_is_refused() {
     let fixture = Fixture::new();
-    let good = User::default();
+    let good = TemplateUser::default();
     let bad = [
-        User {
+        TemplateUser {
             name: "a:b".to_owned(),
             ..good.clone()
         },
-        User {
+        TemplateUser {
             name: "a\nroot::0:0:::".to_owned(),
             ..good.clone()
         },
-        User {
+        TemplateUser {
             name: String::new(),
             ..good.clone()
         },
-        User {
+        TemplateUser {
             uid: ID_COUNT,
             ..good.clone()
         },
-        User {
+        TemplateUser {
             gid: u32::MAX,
             ..good.clone()
         },
-        User {
+        TemplateUser {
             home: "home".into(),
             ..good.clone()
         },
-        User {
+        TemplateUser {
             home: "/home/../x".into(),
             ..good.clone()
         },
-        User {
+        TemplateUser {
             home: "/home\nroot".into(),
             ..good
         },

@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use atoll_jail::seccomp::{SyscallPolicy, syscall_name};
+use atoll_model::runtime::ExecResult;
 use atoll_model::{Bytes, Cpus, SandboxId};
 use atoll_testkit::{Attempt, attempts};
-use atoll_worker::ExecResult;
 
 use super::attack;
 use crate::harness::{Kind, World, data, probe_spec, stdout_text};

@@ -113,7 +113,7 @@ async fn write_file(
             attributes,
         );
         let mut writer = writer.await?;
-        file_body::copy_stream(chunks, &mut writer).await?;
+        file_body::copy_stream(chunks, &mut *writer).await?;
         writer.commit().await
     };
     match written.await {

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use atoll_core::{SandboxAccess, SandboxRef, WatchSpec};
+use atoll_model::runtime::FileWatch;
 use atoll_model::{Error, WatchEvent, WatchOptions};
-use atoll_worker::Watch;
 use axum::body::{Body, Bytes};
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -178,7 +178,7 @@ struct State {
     access: SandboxAccess,
     connection: Connection,
     spec: WatchSpec,
-    watch: Watch,
+    watch: Box<dyn FileWatch>,
     /// Envelopes to send.
     waiting: VecDeque<Bytes>,
     keepalive: Duration,
@@ -198,7 +198,7 @@ impl State {
                 Err(_) => return Some(Ok(connect_rpc::message(&json!({ "keepalive": {} })))),
                 Ok(Ok(Some(event))) => self.push_event(&event).await,
                 // The sandbox has ended.
-                Ok(Ok(None) | Err(_)) if self.access.has_ended() => {
+                Ok(Ok(None) | Err(_)) if self.access.has_ended().await => {
                     self.ended = true;
                     return Some(connect_rpc::end_with(&self.access, &self.connection).await);
                 }

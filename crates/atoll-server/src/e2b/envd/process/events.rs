@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use atoll_core::SandboxAccess;
-use atoll_model::{ExecStatus, OutputChunk, Stream};
-use atoll_worker::{ExecHandle, OutputReader};
+use atoll_model::runtime::{ExecHandle, OutputStream};
+use atoll_model::{Error, ExecInfo, ExecStatus, OutputChunk, Stream};
 use axum::body::Bytes;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -43,25 +43,32 @@ struct State {
     /// Keeps the sandbox active while a client is connected.
     access: SandboxAccess,
     connection: Connection,
-    control: ExecHandle,
-    reader: OutputReader,
+    exec: Box<dyn ExecHandle>,
+    info: ExecInfo,
+    reader: Box<dyn OutputStream>,
     phase: Phase,
     keepalive: Duration,
 }
 
 /// Streams output from a position on. The process continues if the client disconnects.
-pub(super) fn stream(
+pub(super) async fn respond(
     access: SandboxAccess,
     connection: Connection,
-    control: ExecHandle,
+    exec: Box<dyn ExecHandle>,
     after: u64,
     headers: &HeaderMap,
 ) -> Response {
+    let opened = async { Ok::<_, Error>((exec.output(after).await?, exec.info().await?)) };
+    let (reader, info) = match opened.await {
+        Ok(opened) => opened,
+        Err(error) => return ConnectError::from(error).stream(),
+    };
     let state = State {
-        reader: control.output(after),
+        reader,
+        info,
         access,
         connection,
-        control,
+        exec,
         phase: Phase::Start,
         keepalive: keepalive(headers),
     };
@@ -78,9 +85,7 @@ fn event(event: &Value) -> Bytes {
 impl State {
     async fn next(&mut self) -> Option<Envelope> {
         Some(match std::mem::replace(&mut self.phase, Phase::Running) {
-            Phase::Start => Ok(event(
-                &json!({ "start": { "pid": self.control.info().pid } }),
-            )),
+            Phase::Start => Ok(event(&json!({ "start": { "pid": self.info.pid } }))),
             Phase::Running => self.next_event().await,
             Phase::Ending(last) => {
                 self.phase = Phase::Ended;
@@ -106,8 +111,9 @@ impl State {
             }
             Ok(Ok(Some(OutputChunk::Exit(status)))) => return self.end(status).await,
             Ok(Ok(None)) => {
-                let status = self.control.info().status.unwrap_or_default();
-                return self.end(status).await;
+                let info = self.exec.info().await;
+                let status = info.map(|info| info.status.unwrap_or_default());
+                return self.end(status.unwrap_or_default()).await;
             }
             Ok(Err(error)) => self.fail(&ConnectError::from(error)),
         })
@@ -119,7 +125,7 @@ impl State {
     }
 
     fn data(&self, stream: Stream, bytes: &[u8]) -> Bytes {
-        let on_terminal = self.control.info().spec.terminal.is_some();
+        let on_terminal = self.info.spec.terminal.is_some();
         let name = match stream {
             _ if on_terminal => "pty",
             Stream::Stdout => "stdout",
@@ -134,7 +140,7 @@ impl State {
             return Ok(self.fail(&ConnectError::new("deadline_exceeded", message)));
         }
         // Killed together with its sandbox.
-        if status.signal == Some(SIGKILL) && self.access.has_ended() {
+        if status.signal == Some(SIGKILL) && self.access.has_ended().await {
             self.phase = Phase::Ended;
             return connect_rpc::end_with(&self.access, &self.connection).await;
         }

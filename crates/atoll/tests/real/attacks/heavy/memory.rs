@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use atoll_model::runtime::ExecResult;
 use atoll_model::{Bytes, SandboxId};
 use atoll_testkit::{Attempt, attempts};
-use atoll_worker::ExecResult;
 
 use crate::attacks::USERS;
 use crate::harness::{Kind, World, probe_spec, stdout_text};
