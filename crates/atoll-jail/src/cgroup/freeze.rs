@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{SandboxCgroup, number_after, poll_until, wait_until, write};
+use super::SandboxCgroup;
+use super::directory::{poll_until, wait_until, write};
+use super::usage::number_after;
 use crate::Error;
 
 /// Time within which most sandboxes freeze, even if other processes use all processors.

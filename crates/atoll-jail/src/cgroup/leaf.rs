@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{SandboxCgroup, make, number_after, open};
+use super::SandboxCgroup;
+use super::directory::{make, open};
+use super::usage::number_after;
 use crate::Error;
 
 /// A directory of cgroup2 that holds one exec.
