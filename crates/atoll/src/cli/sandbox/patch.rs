@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::super::print_line;
 use super::super::server_args::{Remote, below, find, print_json, text};
-use super::{End, mebibytes, pairs, seconds};
+use super::create::{End, pairs, seconds};
+use super::size::mebibytes;
 use crate::config::Config;
 
 /// Change settings of a sandbox, also while it runs, and print its id. Other settings keep their

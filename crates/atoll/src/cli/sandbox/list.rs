@@ -1,0 +1,94 @@
+//! `atoll sandbox ls`, and the columns of its table.
+
+use atoll_model::{Bytes, Error};
+use clap::Args;
+use comfy_table::Table;
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::super::print_line;
+use super::super::server_args::{Remote, plain, print_json, text};
+use super::filter::Filter;
+use super::lifetime::until;
+use crate::config::Config;
+
+/// List sandboxes, newest first.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll sandbox ls
+  atoll sandbox ls --state running -q | xargs atoll sandbox rm
+  atoll sandbox ls --json | jq -r '.[].sandboxID'")]
+pub(crate) struct Ls {
+    #[command(flatten)]
+    filter: Filter,
+    /// Print only ids.
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Ls {
+    pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
+        let all = self
+            .remote
+            .with(config, async |client| self.filter.list(client).await)?;
+        if self.json {
+            return print_json(&Value::Array(all));
+        }
+        if self.quiet {
+            for sandbox in &all {
+                print_line(text(sandbox, "sandboxID"));
+            }
+            return Ok(());
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header([
+            "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "ENDS",
+        ]);
+        for sandbox in &all {
+            let memory = Bytes(sandbox["memoryMB"].as_u64().unwrap_or(0) << 20);
+            table.add_row([
+                text(sandbox, "sandboxID").to_owned(),
+                text(sandbox, "alias").to_owned(),
+                state(sandbox),
+                plain(text(sandbox, "templateID")),
+                sandbox["cpuCount"].to_string(),
+                memory.to_string(),
+                since(text(sandbox, "createdAt")),
+                until(sandbox),
+            ]);
+        }
+        print_line(&table.to_string());
+        Ok(())
+    }
+}
+
+/// State of a sandbox, with the reason if no request caused it.
+pub(crate) fn state(sandbox: &Value) -> String {
+    match (text(sandbox, "state"), text(sandbox, "reason")) {
+        (state, "") => state.to_owned(),
+        (state, reason) => format!("{state} ({reason})"),
+    }
+}
+
+/// Time since then.
+pub(crate) fn since(time: &str) -> String {
+    let then = time.parse::<Timestamp>();
+    let passed = then.map(|then| Timestamp::now().duration_since(then).as_secs());
+    passed.map_or_else(|_| String::new(), |seconds| span(seconds.max(0) as u64))
+}
+
+/// Formats a duration.
+pub(crate) fn span(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
