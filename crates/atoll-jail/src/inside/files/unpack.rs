@@ -5,19 +5,17 @@
 //! entry. Devices, FIFOs and names that lead out of the directory are skipped and reported.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
-};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use tar::EntryType;
 
 use super::transfer::{committed, random_name};
 use super::{Answer, At, Caller, Failed};
-use crate::archive::{Entries, Entry, Name, split};
+use crate::archive::{CopyError, Entries, Entry, Name, modification_time, replace_existing, split};
 use crate::wire::{Failure, FromHelper, SkippedEntry};
 
 /// Maximum skipped entries that are reported by name.
@@ -99,6 +97,15 @@ impl From<Errno> for Fault {
 impl From<io::Error> for Fault {
     fn from(error: io::Error) -> Self {
         Errno::from_io_error(&error).unwrap_or(Errno::IO).into()
+    }
+}
+
+impl From<CopyError> for Fault {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Read(error) => Self::Read(error),
+            CopyError::Write(error) => error.into(),
+        }
     }
 }
 
@@ -264,7 +271,7 @@ impl Unpacking<'_> {
         let owner = self.owner(entry);
         let (parent, last) = self.parent(name)?;
         let parent = parent.try_clone()?;
-        clearing_the_way(&parent, last, || {
+        replace_existing(&parent, last, || {
             rustix::fs::symlinkat(&*entry.link, &parent, last)
         })?;
         give(&parent, last, owner)?;
@@ -283,9 +290,9 @@ impl Unpacking<'_> {
         let missing = Fault::Leave("it is another name of what is not there");
         let from = from.map_err(|_| missing)?;
         let (parent, last) = self.parent(name)?;
-        clearing_the_way(parent, last, || {
+        Ok(replace_existing(parent, last, || {
             rustix::fs::linkat(&from, file, parent, last, AtFlags::empty())
-        })
+        })?)
     }
 
     fn file(&mut self, name: &Name, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
@@ -306,46 +313,15 @@ impl Unpacking<'_> {
 
     fn fill(&mut self, file: OwnedFd, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
         let mut file = File::from(file);
-        if let Some(pieces) = &entry.pieces {
+        if entry.pieces.is_some() {
             file.set_len(entry.size)?;
-            for (offset, length) in pieces {
-                file.seek(SeekFrom::Start(*offset))?;
-                self.pour(contents, *length, &mut file)?;
-            }
-        } else {
-            self.pour(contents, entry.size, &mut file)?;
         }
+        contents.copy_contents(entry, &mut file, &mut self.bytes)?;
         let file = OwnedFd::from(file);
         self.dress(&file, entry, self.mode(entry))?;
         let (seconds, nanoseconds) = entry.modified;
-        let times = Timestamps {
-            last_access: Timespec {
-                tv_sec: 0,
-                tv_nsec: UTIME_OMIT,
-            },
-            last_modification: Timespec {
-                tv_sec: seconds,
-                tv_nsec: i64::from(nanoseconds.min(999_999_999)),
-            },
-        };
         // A time that the file system cannot have is no reason to lose the file.
-        let _ = rustix::fs::futimens(&file, &times);
-        Ok(())
-    }
-
-    /// Writes the next so many bytes of contents.
-    fn pour(&mut self, contents: &mut Source, length: u64, file: &mut File) -> Result<(), Fault> {
-        let mut buffer = vec![0; 1 << 17];
-        let mut left = length;
-        while left > 0 {
-            let most = usize::try_from(left)
-                .unwrap_or(usize::MAX)
-                .min(buffer.len());
-            let read = contents.read(&mut buffer[..most]).map_err(Fault::Read)?;
-            file.write_all(&buffer[..read])?;
-            left -= read as u64;
-            self.bytes += read as u64;
-        }
+        let _ = rustix::fs::futimens(&file, &modification_time(seconds, nanoseconds));
         Ok(())
     }
 
@@ -398,18 +374,4 @@ fn give(parent: &OwnedFd, last: &[u8], owner: Option<(Uid, Gid)>) -> rustix::io:
     };
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     rustix::fs::chownat(parent, last, Some(uid), Some(gid), flags)
-}
-
-/// Makes an entry; what has its name already gives way, as in `tar`, unless it is a directory.
-fn clearing_the_way(
-    parent: &OwnedFd,
-    last: &[u8],
-    mut make: impl FnMut() -> rustix::io::Result<()>,
-) -> Result<(), Fault> {
-    match make() {
-        Err(Errno::EXIST) => {}
-        made => return Ok(made?),
-    }
-    rustix::fs::unlinkat(parent, last, AtFlags::empty())?;
-    Ok(make()?)
 }
