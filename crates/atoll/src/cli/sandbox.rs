@@ -18,7 +18,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::print_line;
-use super::server_args::{Remote, below, fields, find, print_json, text};
+use super::server_args::{ServerArgs, below, fields, find, print_json, text};
 use crate::config::Config;
 pub(crate) use create::{Create, create, seconds};
 pub(crate) use filter::Filter;
@@ -69,11 +69,8 @@ pub(crate) enum Sandbox {
 pub(crate) struct Get {
     /// Id, name, or a unique prefix of either.
     sandbox: String,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// Set the remaining lifetime of a sandbox.
@@ -87,11 +84,8 @@ pub(crate) struct Timeout {
     /// Lifetime from now on; 0 is no end.
     #[arg(value_parser = parse_duration)]
     duration: Duration,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 impl Sandbox {
@@ -116,11 +110,11 @@ impl Sandbox {
 
 impl Get {
     pub(crate) fn run(&self, config: &Config) -> Result<(), Error> {
-        let sandbox = self.remote.with(config, async |client| {
+        let sandbox = self.server.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             client.send_json(&Request::get(below(&id, &[]))).await
         })?;
-        if self.json {
+        if self.server.json {
             return print_json(&sandbox);
         }
         print_line(&fields(&sandbox).to_string());
@@ -131,13 +125,13 @@ impl Get {
 impl Timeout {
     fn run(&self, config: &Config) -> Result<(), Error> {
         let body = json!({ "timeout": seconds("timeout", self.duration)? });
-        let sandbox = self.remote.with(config, async |client| {
+        let sandbox = self.server.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let request = Request::post(below(&id, &["timeout"]), &body).idempotent();
             client.send_buffered(&request).await?;
             client.send_json(&Request::get(below(&id, &[]))).await
         })?;
-        if self.json {
+        if self.server.json {
             return print_json(&sandbox);
         }
         match text(&sandbox, "endAt") {

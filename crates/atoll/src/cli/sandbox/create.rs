@@ -8,7 +8,7 @@ use atoll_model::{Error, RequestId, parse_duration};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::super::server_args::{Remote, print_json, text};
+use super::super::server_args::{ServerArgs, print_json, text};
 use super::super::template::variables;
 use super::super::{eprint_line, print_line};
 use super::lifetime;
@@ -77,20 +77,18 @@ pub(crate) struct Create {
     /// Metadata entry of the sandbox; may be repeated with other keys.
     #[arg(long, value_name = "K=V")]
     metadata: Vec<String>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 impl Create {
     pub(crate) fn run(&self, config: &Config) -> Result<(), Error> {
         let body = self.body()?;
         let made = self
+            .server
             .remote
             .with(config, async |client| create(client, &body).await)?;
-        if self.json {
+        if self.server.json {
             return print_json(&made);
         }
         print_line(text(&made, "sandboxID"));

@@ -2,14 +2,14 @@
 
 use atoll_model::{Bytes, Error};
 use clap::Args;
-use comfy_table::Table;
 use jiff::Timestamp;
 use serde_json::Value;
 
 use super::super::print_line;
-use super::super::server_args::{Remote, plain, print_json, text};
+use super::super::server_args::{ServerArgs, plain, print_each, print_json, text};
 use super::filter::Filter;
 use super::lifetime::until;
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// List sandboxes, newest first.
@@ -24,29 +24,24 @@ pub(crate) struct Ls {
     /// Print only ids.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 impl Ls {
     pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
         let all = self
+            .server
             .remote
             .with(config, async |client| self.filter.list(client).await)?;
-        if self.json {
+        if self.server.json {
             return print_json(&Value::Array(all));
         }
         if self.quiet {
-            for sandbox in &all {
-                print_line(text(sandbox, "sandboxID"));
-            }
+            print_each(&all, "sandboxID");
             return Ok(());
         }
-        let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
+        let mut table = borderless_table();
         table.set_header([
             "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "ENDS",
         ]);

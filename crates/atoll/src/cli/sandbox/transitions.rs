@@ -8,9 +8,9 @@ use atoll_model::{Code, Error};
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::super::print_line;
 use super::super::rm::find_run;
-use super::super::server_args::{Remote, below, find, text};
-use super::super::{print_error, print_line};
+use super::super::server_args::{Remote, below, each, find, text};
 use crate::config::Config;
 
 #[derive(Debug, Args)]
@@ -32,22 +32,19 @@ pub(crate) struct Several {
 impl Several {
     /// Acts on the sandboxes in order; a failure does not stop the others.
     pub(crate) fn each(&self, config: &Config, verb: Option<&str>) -> Result<ExitCode, Error> {
-        let failed = self.remote.with(config, async |client| {
-            let mut failed = None;
-            for name in &self.sandboxes {
-                match change(client, name, verb).await {
-                    Ok(changed) if self.json => print_line(&changed.to_string()),
-                    Ok(changed) => print_line(text(&changed, "sandboxID")),
-                    Err(error) => {
-                        let error = explain(error, name, config);
-                        print_error(&error);
-                        failed = failed.or(Some(error.code.exit_code()));
-                    }
+        self.remote.with(config, async |client| {
+            let changed = each(&self.sandboxes, async |name| {
+                let sandbox = change(client, name, verb).await;
+                let sandbox = sandbox.map_err(|error| explain(error, name, config))?;
+                if self.json {
+                    print_line(&sandbox.to_string());
+                } else {
+                    print_line(text(&sandbox, "sandboxID"));
                 }
-            }
-            Ok(failed)
-        })?;
-        Ok(failed.map_or(ExitCode::SUCCESS, ExitCode::from))
+                Ok(())
+            });
+            Ok(changed.await)
+        })
     }
 }
 
