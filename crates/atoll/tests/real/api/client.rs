@@ -192,6 +192,14 @@ impl Server {
         (self.child, self.places) = spawn(before(&self.words), &self.data, &self.flags);
     }
 
+    /// Asserts that a sandbox runs, and that its file `~/f` still contains `kept`.
+    pub async fn assert_continues(&self, id: &str) {
+        let client = self.client();
+        let info = client.get(&format!("/sandboxes/{id}")).await.json();
+        assert_eq!(info["state"], "running", "{info}");
+        assert_eq!(client.line(id, "cat ~/f").await, "kept\n");
+    }
+
     /// Kills the server and starts another build of the binary.
     pub fn kill_and_start_build(&mut self, build: &Path) {
         self.child.kill().unwrap();
@@ -508,7 +516,19 @@ impl Client {
         self.send("POST", path, &headers, body.to_string()).await
     }
 
-    /// The answers to the same request, many times at once.
+    /// Sends concurrent creates, and returns the number of those that succeed; the others exceed a quota.
+    pub async fn count_created(&self, path: &str, body: &Value, times: usize) -> usize {
+        let answers = self.post_at_once(path, body, times).await;
+        let (created, refused): (Vec<_>, Vec<_>) =
+            answers.iter().partition(|answer| answer.status == 201);
+        for answer in refused {
+            let error = (answer.status, answer.refusal().1);
+            assert_eq!(error, (429, "QUOTA_EXCEEDED".to_owned()));
+        }
+        created.len()
+    }
+
+    /// Responses to concurrent copies of one request.
     pub async fn post_at_once(&self, path: &str, body: &Value, times: usize) -> Vec<Answer> {
         let asking = (0..times).map(|_| {
             let (client, path, body) = (self.clone(), path.to_owned(), body.clone());

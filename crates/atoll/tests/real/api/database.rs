@@ -110,10 +110,7 @@ async fn foreign_database_stops_the_start_without_changes() {
     }
     assert_eq!(doctor(&data, "database")["ok"], true);
     server.kill_and_start();
-    let client = server.client();
-    let info = client.get(&format!("/sandboxes/{id}")).await.json();
-    assert_eq!(info["state"], "running", "{info}");
-    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.assert_continues(&id).await;
     server.close().await;
 }
 
@@ -161,10 +158,7 @@ async fn damaged_database_stops_the_start_and_spares_sandboxes() {
         fs::write(&database, &good).unwrap();
     }
     server.kill_and_start();
-    let client = server.client();
-    let info = client.get(&format!("/sandboxes/{id}")).await.json();
-    assert_eq!(info["state"], "running", "{info}");
-    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.assert_continues(&id).await;
     server.close().await;
 }
 

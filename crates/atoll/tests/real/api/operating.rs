@@ -168,10 +168,7 @@ async fn unreadable_database_stops_the_start_without_changes() {
     // With its records everything is available, and continues.
     std::fs::write(&records, &good).unwrap();
     server.kill_and_start();
-    let client = server.client();
-    let info = client.get(&format!("/sandboxes/{id}")).await.json();
-    assert_eq!(info["state"], "running", "{info}");
-    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.assert_continues(&id).await;
     server.close().await;
 }
 
@@ -367,18 +364,8 @@ async fn concurrent_requests_open_at_most_twenty_terminals() {
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     let path = format!("/sandboxes/{id}/pty");
-    let mut made = 0;
-    for answer in client.post_at_once(&path, &json!({}), 40).await {
-        if answer.status == 201 {
-            made += 1;
-        } else {
-            assert_eq!(
-                (answer.status, answer.refusal().1.as_str()),
-                (429, "QUOTA_EXCEEDED")
-            );
-        }
-    }
-    assert_eq!(made, 20);
+    let created = client.count_created(&path, &json!({}), 40).await;
+    assert_eq!(created, 20);
     let all = client.get(&path).await.array();
     assert_eq!(all.len(), 20);
     // A freed place can be taken.

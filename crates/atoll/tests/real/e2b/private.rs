@@ -6,8 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
 use super::ports::{DOMAIN, PORT, serve, serving};
 use crate::api::{Answer, Client, Server};
@@ -24,6 +26,23 @@ async fn key(client: &Client, scope: &str) -> String {
     let request = json!({ "name": scope, "scope": scope });
     let made = client.post("/keys", &request).await.json();
     made["key"].as_str().unwrap().to_owned()
+}
+
+/// Opens a WebSocket to the server in the sandbox, and checks that it echoes a message.
+async fn echo_socket(
+    client: &Client,
+    id: &str,
+    query: &str,
+) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
+    let request = format!("ws://{}/socket?{query}", client.address);
+    let mut request = request.into_client_request().unwrap();
+    let host = format!("{PORT}-{id}.{DOMAIN}");
+    request.headers_mut().insert("host", host.parse().unwrap());
+    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
+    socket.send(Message::text("hello")).await.unwrap();
+    let echo = socket.next().await.unwrap().unwrap();
+    assert_eq!(echo.into_text().unwrap().as_str(), "hello");
+    socket
 }
 
 async fn ticket(client: &Client) -> String {
@@ -161,14 +180,7 @@ async fn private_port_accepts_keys_tickets_and_the_traffic_token() {
     assert_eq!(health.status, 204);
 
     // The connection ends with the key.
-    let request = format!("ws://{}/socket?api_key={all}", client.address);
-    let mut request = request.into_client_request().unwrap();
-    let host = format!("{PORT}-{id}.{DOMAIN}");
-    request.headers_mut().insert("host", host.parse().unwrap());
-    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
-    socket.send(Message::text("hello")).await.unwrap();
-    let back = socket.next().await.unwrap().unwrap();
-    assert_eq!(back.into_text().unwrap().as_str(), "hello");
+    let mut socket = echo_socket(&client, &id, &format!("api_key={all}")).await;
     let keys = client.get("/keys").await.array();
     let made = keys.iter().find(|key| key["name"] == "sandbox:*").unwrap();
     let path = format!("/keys/{}", made["keyID"].as_str().unwrap());
@@ -302,14 +314,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
         }
     }
     // A WebSocket is a request too.
-    let request = format!("ws://{}/socket?atoll_token={token}", client.address);
-    let mut request = request.into_client_request().unwrap();
-    let host = format!("{PORT}-{id}.{DOMAIN}");
-    request.headers_mut().insert("host", host.parse().unwrap());
-    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
-    socket.send(Message::text("hello")).await.unwrap();
-    let back = socket.next().await.unwrap().unwrap();
-    assert_eq!(back.into_text().unwrap().as_str(), "hello");
+    echo_socket(&client, &id, &format!("atoll_token={token}")).await;
 
     let short = link(&client, &id, PORT, 1).await;
     let path = format!("/?atoll_token={}", short["token"].as_str().unwrap());
