@@ -79,7 +79,7 @@ impl Server {
 
     /// Starts a server on the existing data directory `data` in `scratch`.
     pub async fn start_in(scratch: Scratch, words: &[&str]) -> Self {
-        // Makes the templates.
+        // Creates the templates.
         World::open().await.close().await;
         let flags: Vec<String> = words.iter().map(ToString::to_string).collect();
         let data = scratch.join("data");
@@ -246,7 +246,7 @@ impl Drop for Server {
                 "the server's log:\n{}",
                 excerpt(&self.log())
             );
-            // Its sandboxes would outlive the test.
+            // Otherwise the sandboxes would outlive the test.
             let tag = std::fs::read_to_string(self.data().join("tag")).unwrap_or_default();
             if let Some(keeper) = keeper(&tag).and_then(rustix::process::Pid::from_raw) {
                 let _ = rustix::process::kill_process(keeper, rustix::process::Signal::KILL);
@@ -308,7 +308,7 @@ fn spawn(mut command: Command, data: &Path, flags: &[String]) -> (Child, [String
             "ATOLL_TEMPLATES_DIR",
             crate::harness::data().join("templates"),
         )
-        // Tests of an image say so by a flag; the default has tests of its own.
+        // Tests with an image pass a flag; the default storage has its own tests.
         .env("ATOLL_STORAGE", "plain")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -12,7 +12,7 @@ use super::Server;
 use super::tls::{by_two, connect, make};
 use crate::harness::DEADLINE;
 
-// Kinds of frames.
+// Frame types.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RESET: u8 = 3;
@@ -64,7 +64,7 @@ async fn heard(stream: &mut TlsStream<TcpStream>) -> (u8, u8, u32, Vec<u8>) {
 async fn unread_response_is_aborted_without_affecting_others() {
     let (server, trusted, _files) = start(&["--body-timeout", "3s"]).await;
     let mut stream = connect(&server, &trusted, "h2").await.unwrap();
-    // Streams have no window until one is given.
+    // SETTINGS: initial window size 0.
     stream
         .write_all(&greeting(b"\0\x04\0\0\0\0"))
         .await

@@ -43,7 +43,7 @@ async fn admin_creates_an_org_that_sees_only_its_own_data() {
     let theirs = team
         .sandbox(&json!({ "alias": "web", "timeout": 60 }))
         .await;
-    // Its limits are its own.
+    // The limits apply to this org only.
     let more = team.post("/sandboxes", &json!({ "timeout": 60 })).await;
     assert_eq!(more.refusal().1, "QUOTA_EXCEEDED");
     for timeout in [61, 0] {
@@ -79,7 +79,7 @@ async fn admin_creates_an_org_that_sees_only_its_own_data() {
     ] {
         assert_eq!(refused.refusal().1, "ORG_NOT_FOUND");
     }
-    // When it was last used is noted.
+    // The time of the last use is stored.
     let listed = team.get("/keys").await.array();
     assert!(listed[0]["lastUsedAt"].is_string(), "{listed:?}");
     assert_eq!(
@@ -120,7 +120,7 @@ async fn a_request_without_a_valid_key_gets_a_challenge() {
             );
             assert!(body["remedy"].is_string(), "{body}");
         }
-        // E2B's clients decide by the number in the body.
+        // E2B's clients read the code in the body.
         let refused = client.get("/e2b/v2/sandboxes").await;
         assert!(refused.headers.contains_key("www-authenticate"));
         assert_eq!(
@@ -128,7 +128,7 @@ async fn a_request_without_a_valid_key_gets_a_challenge() {
             (401, &json!(401))
         );
     }
-    // A valid key without the scope is another failure.
+    // A valid key without the scope gets another error.
     let (reader, _) = key(&client, json!({ "name": "r", "scope": "sandbox:read" })).await;
     let refused = reader.post("/sandboxes", &json!({})).await;
     assert!(!refused.headers.contains_key("www-authenticate"));
@@ -167,7 +167,7 @@ async fn key_cannot_create_or_revoke_keys_above_its_scope() {
     );
     let path = format!("/keys/{}", made["keyID"].as_str().unwrap());
     assert_eq!(user.delete(&path).await.status, 204);
-    // Lists come in parts, newest first.
+    // Lists have pages, newest first.
     let mut seen = Vec::new();
     let mut next = "/keys?limit=3".to_owned();
     loop {
@@ -383,7 +383,7 @@ async fn first_admin_key_is_created_once() {
     let keys = operator(&server, &["key", "ls", "--json"]);
     let keys: Value = serde_json::from_str(&keys).unwrap();
     assert_eq!(keys.as_array().unwrap().len(), 1, "{keys}");
-    // The operator's socket is the way back.
+    // The operator's socket still works.
     let secret = operator(&server, &["key", "create", "again", "--scope", "admin"]);
     std::fs::write(server.data().join("admin.key"), secret).unwrap();
     assert_eq!(server.client().get("/orgs").await.status, 200);

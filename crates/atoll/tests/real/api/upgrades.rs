@@ -228,7 +228,7 @@ async fn fifty_busy_sandboxes_survive_an_incompatible_build() {
         is_apart(&client, &counter.id, ours.version).await;
     }
     let made = new(&client).await;
-    // They can be deleted; stopped and started they are like any other.
+    // The sandboxes can be deleted, and work normally after a stop and start.
     let (deleted, restarted) = (counters.pop().unwrap(), counters.pop().unwrap());
     let path = format!("/sandboxes/{}", deleted.id);
     assert_eq!(client.delete(&path).await.status, 204);

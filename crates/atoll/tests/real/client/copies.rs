@@ -52,7 +52,7 @@ async fn copied_directory_round_trips() {
     let (there, back) = (scratch.join("tree"), scratch.join("back"));
     tree(&there);
     let (from, to) = (there.to_str().unwrap(), back.to_str().unwrap());
-    // A name that is not there becomes it; one that is gets it.
+    // A new name becomes the copy; an existing directory gets the copy in it.
     assert_eq!(stdout_of(&server, &["cp", from, "web:copy"]), "");
     assert_eq!(
         stdout_of(&server, &["exec", "web", "copy/program"]),
@@ -80,7 +80,7 @@ async fn copied_directory_round_trips() {
     stdout_of(&server, &["files", "rm", "-r", "web", "copy/tree"]);
     stdout_of(&server, &["cp", "web:copy", to]);
     alike(&there, &back);
-    // Again over the existing directory, and then its contents only.
+    // A repeated copy into the existing directory, then a copy of the contents only.
     stdout_of(&server, &["cp", &format!("{from}/."), "web:copy"]);
     stdout_of(&server, &["cp", "web:copy/.", to]);
     alike(&there, &back);
@@ -114,7 +114,7 @@ async fn copied_file_keeps_its_mode_and_appears_atomically() {
         fs::read_to_string(&target).unwrap(),
         "#!/bin/sh\necho tool\n"
     );
-    // Set-id bits stay inside.
+    // Set-id bits are not copied to the host.
     shell_in_web(&server, "cp tool set; chmod 4755 set; mkdir d; cp -p set d");
     stdout_of(
         &server,

@@ -40,7 +40,7 @@ impl Screen {
             .stderr(peer())
             .spawn()
             .unwrap();
-        // Else the terminal would not end with the child.
+        // Otherwise the terminal would not close with the child.
         drop(command);
         let master = File::from(master);
         let seen = Arc::new(Mutex::new(Vec::new()));

@@ -208,7 +208,7 @@ async fn unauthenticated_requests_do_not_prevent_idling() {
         ask(&client, &id, (PORT, false), "/", &[]).await;
         assert_eq!(client.get(&path).await.json()["state"], "paused");
     }
-    // A caller with a key wakes it.
+    // A request with a key resumes it.
     let key = client.key.clone().unwrap();
     let shown = [("x-api-key", key.as_str())];
     let closed = ask(&client, &id, (PORT, false), "/", &shown).await;
@@ -269,7 +269,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
     assert_eq!(made["url"], expected);
     let cookie = format!("a=1; atoll_token={token}; b=2");
     let query = format!("/page?a=1&atoll_token={token}&b=2");
-    // The program sees nothing of the link, whichever way it comes.
+    // The program does not see the link, in whichever form it is sent.
     for by_host in [false, true] {
         let at = (PORT, by_host);
         let first = ask(&client, &id, at, &query, &[]).await;
@@ -281,7 +281,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
             .headers
             .get("set-cookie")
             .map(|set| set.to_str().unwrap());
-        // A cookie is for a host: by headers all sandboxes have the same.
+        // A cookie belongs to a host name; with headers all sandboxes have the same one.
         assert_eq!(set.is_some(), by_host, "{set:?}");
         if let Some(set) = set {
             assert!(
@@ -298,7 +298,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
             assert_eq!((next.status, &next.json()["path"]), (200, &json!("/next")));
             assert!(!next.headers.contains_key("set-cookie"));
         }
-        // Neither for another port nor for another sandbox nor changed.
+        // The link is invalid for another port, for another sandbox and if it is changed.
         let unknown = ask(&client, "i0123456789abcdefghij", at, &query, &[]).await;
         let unknown = comparable(&unknown, "i0123456789abcdefghij");
         let other = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -313,14 +313,14 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
             assert_eq!(comparable(&refused, id), unknown, "{port} {path}");
         }
     }
-    // A WebSocket is a request too.
+    // The link also permits a WebSocket.
     echo_socket(&client, &id, &format!("atoll_token={token}")).await;
 
     let short = link(&client, &id, PORT, 1).await;
     let path = format!("/?atoll_token={}", short["token"].as_str().unwrap());
     let over = async { while ask(&client, &id, (PORT, true), &path, &[]).await.status == 200 {} };
     tokio::time::timeout(DEADLINE, over).await.unwrap();
-    // Signing needs the right to use ports, and a port that a program can have.
+    // Signing needs the scope to use ports, and a valid port.
     let reader = client.with_key(Some(&key(&client, "sandbox:read").await));
     let here = format!("/sandboxes/{id}/ports");
     for (client, port, body, status) in [
@@ -392,7 +392,7 @@ async fn programs_in_a_sandbox_never_see_credentials_of_the_server() {
     let cookies = format!("a=1; atoll={key};  b=\"two\"; t={ticket}; c={digest}=");
     let referer = format!("http://page.test/x?a=1&api_key={other}&b=%20");
     let protocols = format!("chat, {key}, {traffic}");
-    // The query that is sent, and what comes of it.
+    // Query of the request, and query that the program receives.
     let queries = [
         ("a=1&b=%2f&&c=d+e&=".to_owned(), "?a=1&b=%2f&&c=d+e&="),
         (format!("api_key={key}"), ""),
@@ -421,7 +421,7 @@ async fn programs_in_a_sandbox_never_see_credentials_of_the_server() {
         };
         assert_eq!(line, format!("GET /p%20q{expected} HTTP/1.1"));
     }
-    // The header that is sent, and what comes of it.
+    // Header of the request, and header that the program receives.
     let kept = format!("a=1;  b=\"two\"; c={digest}=");
     for (name, sent, expected) in [
         ("authorization", bearer.as_str(), None),
@@ -579,7 +579,7 @@ async fn port_of_the_e2b_api_is_public_unless_secured() {
         let (id, _) = serving(&client, request).await;
         let page = ask(&client, &id, (PORT, false), "/", &[]).await;
         assert_eq!(page.status, status, "{page:?}");
-        // A key of its org is enough for either.
+        // A key of the org is sufficient for both.
         let key = client.key.clone().unwrap();
         let page = ask(&client, &id, (PORT, false), "/", &[("x-api-key", &key)]).await;
         assert_eq!(page.status, 200, "{page:?}");

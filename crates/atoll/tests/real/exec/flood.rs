@@ -110,7 +110,7 @@ async fn unread_output_is_limited_to_its_window() {
         start > 0 && (WINDOW..=WINDOW + SLACK).contains(&(end - start)),
         "{start} {end}"
     );
-    // A late reader gets a gap, and then the rest.
+    // A late reader receives a gap, then the retained output.
     let mut reader = control.output(0);
     let gap = reader.next().await.unwrap().unwrap();
     assert_eq!(gap, OutputChunk::Gap { from: 0, to: start });

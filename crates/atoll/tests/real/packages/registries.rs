@@ -151,7 +151,7 @@ fn pip_installs_a_package() {
 
 #[test]
 fn apt_installs_a_package_as_root_and_through_sudo() {
-    // The sources of this machine's own distribution: others may be away.
+    // Uses only the sources of this distribution; other sources may be unreachable.
     let origin = host(". /etc/os-release && echo $ID");
     let format = "apt-get indextargets --format '$(ORIGIN)|$(URI)' 'Created-By: Packages'";
     let all = host(format);

@@ -92,7 +92,7 @@ async fn sandbox_that_cannot_be_taken_over_blocks_no_other() {
     }
     let runtime = place.open().await;
     runtime.stop(&bad).await.unwrap();
-    // Its keeper reaps it later.
+    // The keeper reaps the process later.
     wait_for("it to be reaped", DEADLINE, || !lives(pid));
     let error = runtime.start(&bad).await.unwrap_err();
     assert_eq!(error.code, Code::UnknownTemplate, "{error:?}");

@@ -220,7 +220,7 @@ async fn sdk_works_in_a_page_of_a_listed_origin() {
     let at = serde_json::json!({ "url": format!("http://{}", server.address()), "apiKey": key });
     let check = format!("import('/tests/browser.js').then(it => it.check({at}))");
     assert_eq!(browser.run(&tab, &check).await, "all of it");
-    // A page of another origin gets the reason for the refusal.
+    // A page of another origin gets the reason of the rejection.
     let tab = browser
         .open(&format!("http://stranger.example:{port}"))
         .await;

@@ -66,7 +66,7 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
     let world = World::open().await;
     let (id, neighbour) = (small(&world).await, small(&world).await);
     let init = world.runtime.host_pid(&id).expect("it runs");
-    // Somewhere that a user, too, may write.
+    // A directory that `user` can write too.
     stdout_text(&world.probe(&id, "root", &["touch", "/hog"]).await);
     stdout_text(&world.probe(&id, "root", &["chmod", "/hog", "666"]).await);
     stdout_text(&world.probe(&id, "root", &["mkdir", "/names"]).await);
