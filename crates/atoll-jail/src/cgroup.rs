@@ -1,4 +1,4 @@
-//! The control groups of a sandbox: limits, a directory for each exec, kill, counters.
+//! Cgroups of a sandbox: limits, a leaf for each exec, kill, counters.
 //!
 //! Layout, in every hierarchy that has a controller we use, and always in cgroup2:
 //! `atoll-TAG/` (all sandboxes of an instance and the keeper, with a reserve for the host) / `ID/` (one sandbox,
@@ -6,8 +6,8 @@
 //! groups from PID 1 and are cloned straight into their cgroup2 directory, because moving a process
 //! waits for an RCU grace period. Killing is always done by cgroup2, which does it at once.
 //!
-//! With the controllers in cgroup2 only the root and `atoll-TAG/` give them to their children: a directory
-//! that does cannot contain processes, and `ID/` contains PID 1. All below `ID/` counts for its limits.
+//! If controllers are in cgroup2, only the root and `atoll-TAG/` enable them for their children: a directory that
+//! does so cannot contain processes, and `ID/` contains PID 1. Everything below `ID/` counts against its limits.
 
 mod directory;
 mod freeze;
@@ -23,12 +23,12 @@ use std::sync::{Arc, OnceLock};
 
 use crate::plan::Limits;
 use crate::{Error, Step as _};
-use directory::{make, open, remove_tree, wait_empty, write};
+use directory::{create_directory, open, remove_tree, wait_empty, write};
 pub use instance::InstanceCgroup;
 pub use leaf::{End, Leaf};
 pub use usage::Usage;
 
-/// One sandbox's control groups.
+/// Cgroups of one sandbox.
 #[derive(Debug, Clone)]
 pub struct SandboxCgroup {
     v1: Vec<PathBuf>,
@@ -40,21 +40,21 @@ pub struct SandboxCgroup {
 }
 
 impl SandboxCgroup {
-    fn make(&self, limits: &Limits, tree: &InstanceCgroup) -> Result<(), Error> {
+    fn create(&self, limits: &Limits, tree: &InstanceCgroup) -> Result<(), Error> {
         for path in self.v1.iter().chain([&self.v2]) {
-            make(path)?;
+            create_directory(path)?;
         }
         for (path, value) in self.files(limits, tree) {
             write(&path, value)?;
         }
-        // PID 1 clones execs into leaves: for that it must own `cgroup.procs` of the common ancestor.
+        // PID 1 clones execs into leaves, for which it must own `cgroup.procs` of the common ancestor.
         self.chown_to_sandbox(&self.v2)
     }
 
     fn chown_to_sandbox(&self, directory: &Path) -> Result<(), Error> {
-        let door = directory.join("cgroup.procs");
-        std::os::unix::fs::chown(&door, Some(self.owner), Some(self.owner))
-            .step(|| format!("chown {}", door.display()))
+        let procs = directory.join("cgroup.procs");
+        std::os::unix::fs::chown(&procs, Some(self.owner), Some(self.owner))
+            .step(|| format!("chown {}", procs.display()))
     }
 
     /// Moves PID 1 into the v1 hierarchies. Its children inherit them.

@@ -1,4 +1,4 @@
-//! System calls that have no safe wrapper elsewhere, each as small as it can be.
+//! System calls without a safe wrapper in a crate, each in a small function.
 
 mod capabilities;
 mod clone;
@@ -17,7 +17,7 @@ pub use capabilities::drop_cap_sys_resource;
 pub(crate) use capabilities::set_capabilities;
 pub(crate) use clone::{Cloned, clone, clone_shared, fork};
 pub(crate) use descriptors::{close_from, leak, own_descriptors_below, owned, place};
-pub(crate) use execute::{Words, execute, is_below_root};
+pub(crate) use execute::{StringArray, execute, is_below_root};
 pub(crate) use packets::send_packets;
 pub(crate) use process::{exit, has_ended, reap, reap_waiting, set_name, set_title};
 pub use schedule::{raise_autogroup_priority, raise_thread_priority, set_fifo_scheduling};
@@ -37,7 +37,7 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
 /// Random words from the kernel.
 pub(crate) fn random_words() -> io::Result<[u64; 2]> {
     let mut words = [0_u64; 2];
-    // SAFETY: the words are as long as we say.
+    // SAFETY: the length is that of the array.
     let read = unsafe { libc::getrandom(words.as_mut_ptr().cast(), size_of_val(&words), 0) };
     if read == size_of_val(&words) as isize {
         return Ok(words);
@@ -54,7 +54,7 @@ pub(crate) fn mount_setattr(
     // SAFETY: an all-zero mount_attr is valid.
     let mut change: libc::mount_attr = unsafe { std::mem::zeroed() };
     change.attr_set = attributes;
-    // A clone of a mount that the host shares is the host's peer: what is attached upon it would show there too.
+    // A clone of a shared mount is a peer of the host's mount: mounts on it would propagate to the host.
     change.propagation = libc::MS_PRIVATE;
     if let Some(ids) = ids {
         change.attr_set |= libc::MOUNT_ATTR_IDMAP;

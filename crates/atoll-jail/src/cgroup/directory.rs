@@ -14,7 +14,7 @@ use crate::{Error, Step};
 /// Time limit for processes to freeze or to end.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) fn make(path: &Path) -> Result<(), Error> {
+pub(super) fn create_directory(path: &Path) -> Result<(), Error> {
     match fs::create_dir(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             Err(Error::step(format!("mkdir {}", path.display()), error))
@@ -39,39 +39,42 @@ pub(super) fn write(path: &Path, value: &str) -> Result<(), Error> {
 /// Waits until no process is left below a cgroup2 directory.
 pub(super) fn wait_empty(path: &Path) -> Result<(), Error> {
     let events = path.join("cgroup.events");
-    let what = || format!("wait until {} is empty", path.display());
-    wait_until(what, || counter(&events, "populated") == 0)
+    let step = || format!("wait until {} is empty", path.display());
+    wait_until(step, || counter(&events, "populated") == 0)
 }
 
-/// Waits until something is so, which takes a moment.
-pub(super) fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(), Error> {
-    if poll_until(WAIT_TIMEOUT, is_so) {
+/// Waits until a condition holds; fails with `EBUSY` after `WAIT_TIMEOUT`.
+pub(super) fn wait_until(
+    step: impl Fn() -> String,
+    condition: impl Fn() -> bool,
+) -> Result<(), Error> {
+    if poll_until(WAIT_TIMEOUT, condition) {
         return Ok(());
     }
     let busy = io::Error::from_raw_os_error(libc::EBUSY);
-    Err(Error::step(what(), busy))
+    Err(Error::step(step(), busy))
 }
 
-/// Whether something is so before long.
-pub(super) fn poll_until(timeout: Duration, is_so: impl Fn() -> bool) -> bool {
+/// Waits until a condition holds; false after the timeout.
+pub(super) fn poll_until(timeout: Duration, condition: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
-    // A poll on the kernel's files wakes at most once in 10 ms, so they are read again and again: the less often the longer
-    // it takes, for the reader may stand in the way of those it waits for.
-    const SHORTEST: Duration = Duration::from_micros(20);
-    const LONGEST: Duration = Duration::from_millis(1);
-    while !is_so() {
+    // `poll` on these files wakes at most once in 10 ms, so they are read repeatedly. The interval grows, because the
+    // reader competes for the processor with the processes that it waits for.
+    const MIN_INTERVAL: Duration = Duration::from_micros(20);
+    const MAX_INTERVAL: Duration = Duration::from_millis(1);
+    while !condition() {
         if begin.elapsed() > timeout {
             return false;
         }
-        std::thread::sleep((begin.elapsed() / 2).clamp(SHORTEST, LONGEST));
+        std::thread::sleep((begin.elapsed() / 2).clamp(MIN_INTERVAL, MAX_INTERVAL));
     }
     true
 }
 
-/// Removes a directory and those below it. A group whose last process is still exiting is
-/// busy for a moment longer than `populated` says.
+/// Removes a directory and those below it. Retries for 5 s while the kernel reports `EBUSY`: a group can be busy for a
+/// moment after `populated` became 0.
 pub(super) fn remove_tree(path: &Path) -> Result<(), Error> {
-    // The common case: nothing below.
+    // The common case: no directory below.
     if fs::remove_dir(path).is_ok() {
         return Ok(());
     }

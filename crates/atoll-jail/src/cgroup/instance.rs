@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::SandboxCgroup;
-use super::directory::{make, remove_tree, wait_empty, write};
+use super::directory::{create_directory, remove_tree, wait_empty, write};
 use crate::Error;
 use crate::facts::{CONTROLLERS, Facts};
 use crate::plan::{IdRange, Limits};
@@ -27,14 +27,14 @@ impl InstanceCgroup {
     pub fn create(facts: &Facts, tag: &str, memory: u64) -> Result<Self, Error> {
         let tree = Self::of(facts, tag)?;
         for (_, path) in &tree.v1 {
-            make(path)?;
+            create_directory(path)?;
         }
         if let (Some(root), false) = (&facts.cgroups.v2, facts.cgroups.v2_controllers.is_empty()) {
             delegate(facts, root)?;
-            make(&tree.v2)?;
+            create_directory(&tree.v2)?;
             delegate(facts, &tree.v2)?;
         } else {
-            make(&tree.v2)?;
+            create_directory(&tree.v2)?;
         }
         let file = if tree.memory == tree.v2 {
             "memory.max"
@@ -45,7 +45,7 @@ impl InstanceCgroup {
         Ok(tree)
     }
 
-    /// The parent of an instance's sandboxes, without creating it.
+    /// The parent of an instance's sandboxes; does not create it.
     pub fn of(facts: &Facts, tag: &str) -> Result<Self, Error> {
         let v2 = facts
             .cgroups
@@ -71,15 +71,15 @@ impl InstanceCgroup {
     }
 
     /// Moves the keeper into the group, so that it is not killed with the group of the process that
-    /// started it. The first move after a while waits for an RCU grace period; done concurrently with
-    /// other work it spares the first sandbox that wait.
+    /// started it. The first move after a while waits for an RCU grace period; the caller does it
+    /// concurrently with other work, so that the first sandbox does not wait.
     pub fn adopt(&self, keeper: u32) -> Result<(), Error> {
         let own = self.v2.join("keeper");
-        make(&own)?;
+        create_directory(&own)?;
         let keeper = keeper.to_string();
-        let mut doors: Vec<&PathBuf> = self.v1.iter().map(|(_, path)| path).collect();
-        doors.push(&own);
-        doors
+        let mut groups: Vec<&PathBuf> = self.v1.iter().map(|(_, path)| path).collect();
+        groups.push(&own);
+        groups
             .iter()
             .try_for_each(|path| write(&path.join("cgroup.procs"), &keeper))
     }
@@ -87,14 +87,14 @@ impl InstanceCgroup {
     /// Creates the groups of one sandbox with its limits. On failure nothing remains.
     pub fn add(&self, id: &str, limits: &Limits, ids: IdRange) -> Result<SandboxCgroup, Error> {
         let group = self.group(id, ids);
-        let made = group.make(limits, self);
-        if made.is_err() {
+        let created = group.create(limits, self);
+        if created.is_err() {
             let _ = group.remove();
         }
-        made.map(|()| group)
+        created.map(|()| group)
     }
 
-    /// The groups of a sandbox, without creating them.
+    /// The groups of a sandbox; does not create them.
     pub fn group(&self, id: &str, ids: IdRange) -> SandboxCgroup {
         let at = |controller: &str| {
             let v1 = self.v1.iter().find(|(known, _)| known == controller);
@@ -163,20 +163,20 @@ impl InstanceCgroup {
     }
 }
 
-/// Lets the children of a cgroup2 directory use the controllers that v1 does not hold. Those they have
-/// already are left alone: the root directory is not ours.
+/// Enables the controllers that v1 does not have for the children of a cgroup2 directory. Enabled ones are not written
+/// again: the root directory belongs to the host.
 fn delegate(facts: &Facts, directory: &Path) -> Result<(), Error> {
     let control = directory.join("cgroup.subtree_control");
-    let given = fs::read_to_string(&control).unwrap_or_default();
-    let wanted: Vec<String> = CONTROLLERS
+    let enabled = fs::read_to_string(&control).unwrap_or_default();
+    let missing: Vec<String> = CONTROLLERS
         .iter()
         .filter(|c| !facts.cgroups.v1.contains_key(**c))
         .filter(|c| facts.cgroups.v2_controllers.iter().any(|known| known == *c))
-        .filter(|c| !given.split_whitespace().any(|known| known == **c))
+        .filter(|c| !enabled.split_whitespace().any(|known| known == **c))
         .map(|c| format!("+{c}"))
         .collect();
-    if wanted.is_empty() {
+    if missing.is_empty() {
         return Ok(());
     }
-    write(&control, &wanted.join(" "))
+    write(&control, &missing.join(" "))
 }

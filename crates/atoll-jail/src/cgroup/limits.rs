@@ -85,7 +85,7 @@ impl SandboxCgroup {
     }
 }
 
-/// What a file says that limits nothing, where plans leave such a limit out.
+/// Value without a limit, for files that a plan omits if there is no limit.
 fn unlimited(path: &Path) -> Option<&'static str> {
     match path.file_name()?.to_str()? {
         "cpu.cfs_quota_us" => Some("-1"),

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use super::users::{self, Identity, Known};
 use crate::seccomp::Clone3Cookie;
-use crate::sys::{self, Words};
+use crate::sys::{self, StringArray};
 use crate::wire::{Boot, Exec, Part, Streams};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -88,8 +88,8 @@ impl Launcher {
         let words = || {
             Ok::<_, NulError>((
                 strings(places(program, path).into_iter())?,
-                Words::of_program(SHELL, strings(exec.argv.iter().cloned())?),
-                Words::new(strings(joined(&variables))?),
+                StringArray::with_shell(SHELL, strings(exec.argv.iter().cloned())?),
+                StringArray::new(strings(joined(&variables))?),
             ))
         };
         let (places, argv, environment) = words().map_err(with_nul(Part::Program))?;
@@ -187,8 +187,8 @@ struct Launch<'a> {
     places: &'a [CString],
     /// The program was given by its path.
     by_path: bool,
-    argv: Words,
-    environment: Words,
+    argv: StringArray,
+    environment: StringArray,
 }
 
 impl Launch<'_> {
@@ -286,7 +286,7 @@ impl Launch<'_> {
             let error = sys::execute(place, &self.argv, &self.environment);
             if error.raw_os_error() == Some(libc::ENOEXEC) {
                 // A file of unknown format is run by the shell (`ENOEXEC`).
-                self.argv.become_script(place);
+                self.argv.use_shell(place);
                 let without = sys::execute(SHELL, &self.argv, &self.environment);
                 return match without.raw_os_error() {
                     Some(libc::ENOENT) => error,

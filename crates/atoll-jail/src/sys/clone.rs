@@ -14,11 +14,11 @@ pub(crate) enum Cloned {
     Child,
 }
 
-/// Too wide for the type libc gives it.
+/// `libc` defines it with a type that is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Clones this process like `fork`, into new namespaces and a cgroup2 directory if given; with other flags of the
-/// kernel's, except shared memory.
+/// Clones this process like `fork`, into new namespaces and a cgroup2 directory if given. `flags` are those of `clone3`
+/// except `CLONE_VM`.
 ///
 /// # Safety
 /// The process must have a single thread: the child continues with a copy of this thread only.
@@ -38,7 +38,7 @@ pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Re
     }
 }
 
-/// Forks, by the call that the filter permits to all processes.
+/// Forks with `clone`, which the filter permits to all processes.
 ///
 /// # Safety
 /// As for [`clone`].
@@ -55,15 +55,15 @@ pub(crate) unsafe fn fork() -> io::Result<Cloned> {
 /// exits if `work` returns. Returns the pid; `work` stores its own result. The filter requires the cookie.
 ///
 /// # Safety
-/// The process must have a single thread. `work` leaves the heap alone: it may be killed in the middle of anything, and what
-/// it allocated would never be freed. It does not unwind.
+/// The process must have a single thread. `work` does not allocate: the child may be killed at any point, and its
+/// allocations would never be freed. It does not unwind.
 pub(crate) unsafe fn clone_shared<F: FnMut()>(
     cgroup: Option<BorrowedFd<'_>>,
     cookie: &Clone3Cookie,
     work: &mut F,
 ) -> io::Result<i32> {
     extern "C" fn child<F: FnMut()>(work: *mut libc::c_void) -> ! {
-        // SAFETY: it is the `work` below, whose owner is suspended.
+        // SAFETY: the pointer is `work` below; its owner is suspended.
         unsafe { (*work.cast::<F>())() };
         exit(127)
     }

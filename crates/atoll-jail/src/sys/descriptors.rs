@@ -12,7 +12,7 @@ pub(crate) fn close_from(first: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the descriptors below `first` into a table of this process's own, and leaves the rest behind.
+/// Unshares the descriptor table and closes the descriptors from `first` on in the new one.
 pub(crate) fn own_descriptors_below(first: u32) -> io::Result<()> {
     let flags = libc::CLOSE_RANGE_UNSHARE;
     // SAFETY: the caller gives up all those descriptors; nothing that owns one is used again.
@@ -35,14 +35,14 @@ pub(crate) fn place(descriptor: BorrowedFd<'_>, number: i32) -> io::Result<()> {
         }))?;
         return Ok(());
     }
-    // SAFETY: no memory is involved; whatever had the number is closed on purpose.
+    // SAFETY: no memory is involved; the descriptor that had the number is closed deliberately.
     check(i64::from(unsafe {
         libc::dup3(descriptor.as_raw_fd(), number, flags)
     }))?;
     Ok(())
 }
 
-/// Takes a descriptor by its number.
+/// Takes ownership of a descriptor by its number.
 ///
 /// # Safety
 /// The descriptor must be open and have no other owner.
@@ -51,7 +51,7 @@ pub(crate) unsafe fn owned(number: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
-/// Lets descriptors in a range survive an exec. Only for showing that they normally do not.
+/// Clears `FD_CLOEXEC` of a range of descriptors. Only for the positive control of an attack test.
 pub(crate) fn leak(numbers: std::ops::Range<i32>) {
     for number in numbers {
         // SAFETY: no memory is involved; a number that is not open is an error without effect.

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-/// Ends this process without running anything that belongs to the process it was cloned from.
+/// Ends this process without exit handlers of the process that it was cloned from.
 pub(crate) fn exit(code: i32) -> ! {
     // SAFETY: always sound; it does not return.
     unsafe { libc::_exit(code) }
@@ -43,7 +43,7 @@ pub(crate) fn set_title(title: &str) {
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else {
         return;
     };
-    // Fields 48 and 49; counting starts after the name, which may contain anything.
+    // Fields 48 and 49 (arg_start, arg_end), counted after the name, which may contain any character.
     let Some((_, rest)) = stat.rsplit_once(") ") else {
         return;
     };
@@ -59,9 +59,9 @@ pub(crate) fn set_title(title: &str) {
         return;
     }
     let mut bytes = vec![0_u8; length];
-    let kept = title.len().min(length - 1);
-    bytes[..kept].copy_from_slice(&title.as_bytes()[..kept]);
-    // SAFETY: the kernel says that our argument strings are at exactly this place; they are
-    // writable memory of this process and nothing in it holds a reference to them any more.
+    let copied = title.len().min(length - 1);
+    bytes[..copied].copy_from_slice(&title.as_bytes()[..copied]);
+    // SAFETY: the kernel reports this range as our argument strings; it is writable memory of this process, and no
+    // reference to it exists any more.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, length) };
 }

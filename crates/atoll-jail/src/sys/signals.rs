@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd as _, OwnedFd};
 
 use super::check;
 
-/// A signalfd for `SIGCHLD`, which is blocked from here on.
+/// Blocks `SIGCHLD` and returns a signalfd for it.
 pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use; the descriptor is ours alone.
     unsafe {
@@ -23,11 +23,11 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Gives every signal its default meaning. PID 1 does it once for all its children: what is ignored
-/// stays ignored across an exec, and a fresh program expects nothing to be.
+/// Sets every signal to its default disposition. PID 1 does it once for all its children: ignored signals stay ignored
+/// across an exec, and programs expect the defaults.
 pub(crate) fn default_signals() {
-    // The kernel's form of a disposition: no handler, no flags, an empty mask. The C library would
-    // refuse to touch two signals that it keeps for itself and an outer program may ignore.
+    // The kernel's `sigaction` with no handler, no flags and an empty mask. The C library rejects the two signals that
+    // it reserves, which the parent program may have ignored.
     let default = [0_u64; 4];
     for signal in 1..=64_u64 {
         // SAFETY: the kernel reads one disposition; failures concern signals that cannot be changed.
