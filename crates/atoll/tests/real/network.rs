@@ -19,12 +19,12 @@ use scene::{
     sh, traces,
 };
 
-/// Asks for the internet.
+/// Requests the network `internet`.
 fn internet(spec: &mut SandboxSpec) {
     spec.network = Network::Internet;
 }
 
-/// A runtime that asks the scene's name server.
+/// A runtime that uses the name server of the scene.
 async fn world() -> World {
     World::open_as(|config| config.network = Scene::network()).await
 }

@@ -166,7 +166,7 @@ fn record(data: &Path, id: &str) -> Option<Value> {
     })
 }
 
-/// Looks for what was promised, without a server.
+/// Checks the promises in the data directory, without a server.
 async fn check(data: &Path, org: &OrgId, promises: &[(usize, Promise)], position: usize) {
     let store = Store::open(&data.join("atoll.db")).await.unwrap();
     for (since, promise) in promises.iter().filter(|(since, _)| *since <= position) {

@@ -176,7 +176,7 @@ fn kill(child: &mut Child) {
     child.wait().unwrap();
 }
 
-/// No test of its own: what [`serve`] runs.
+/// Not a test: the server process that [`serve`] starts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_process() {
     let Ok(job) = std::env::var("ATOLL_TEST_SERVER") else {

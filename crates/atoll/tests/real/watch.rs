@@ -38,7 +38,7 @@ async fn drained(watch: &mut Watch) -> Vec<String> {
     watch.drain().await.unwrap().iter().map(line).collect()
 }
 
-/// A sandbox's directory, as the events say that it is.
+/// State of a directory, reconstructed from events.
 #[derive(Debug, Default)]
 struct Mirror {
     paths: BTreeMap<Vec<u8>, bool>,

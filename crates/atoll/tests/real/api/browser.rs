@@ -185,7 +185,7 @@ fn promise(attempt: &str) -> String {
     format!("Promise.resolve().then(() => {attempt})")
 }
 
-/// The page of a listed origin can do what the API can.
+/// A page of a listed origin can use the whole API.
 async fn listed(browser: &mut Chromium, friend: &str, url: &str, id: &str) {
     let page = browser.open(friend).await;
     let mut ask = async |expression: &str| {

@@ -165,7 +165,7 @@ impl Chromium {
         response["result"]["value"].clone()
     }
 
-    /// Makes a page as wide as a telephone.
+    /// Sets the width of the page to that of a phone.
     pub async fn narrow(&mut self, tab: &Tab, width: u32) {
         let size = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": true });
         self.tell(Some(tab), "Emulation.setDeviceMetricsOverride", size)

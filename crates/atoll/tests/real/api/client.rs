@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use crate::harness::{DEADLINE, World, binary, private};
 use crate::restart::keeper;
 
-/// The process, with a data directory of its own and the templates that all tests share.
+/// The process, with its own data directory and the templates that all tests share.
 #[derive(Debug)]
 pub struct Server {
     /// Removed with it.
@@ -213,7 +213,7 @@ impl Server {
         self.kill_and_start();
     }
 
-    /// Asks it to end, and waits.
+    /// Sends SIGTERM and waits for the exit.
     pub fn end(&mut self) {
         rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
         assert!(self.child.wait().unwrap().success());
@@ -229,7 +229,7 @@ impl Server {
         self.end_and_clear();
     }
 
-    /// Ends it when it has no sandboxes any more, and takes away what lasts.
+    /// Ends a server without sandboxes, and removes its persistent objects.
     pub fn end_and_clear(mut self) {
         self.end();
         clear(&self.data());
@@ -267,7 +267,7 @@ fn excerpt(log: &str) -> String {
     shown.join("\n")
 }
 
-/// Takes away what lasts of a server that has ended and has no sandboxes.
+/// Removes persistent objects of a server that has ended and has no sandboxes.
 pub fn clear(data: &Path) {
     let tag = std::fs::read_to_string(data.join("tag")).unwrap();
     let facts = atoll_jail::facts::Facts::read();
@@ -411,7 +411,7 @@ impl Client {
         }
     }
 
-    /// Sends a request; the answer's body is still to come.
+    /// Sends a request; returns the response before its body.
     pub async fn open(
         &self,
         method: &str,
@@ -479,7 +479,7 @@ impl Client {
         answer.unwrap()
     }
 
-    /// Posts something to a server that may be killed meanwhile; nothing if no whole answer came.
+    /// Sends a POST to a server that may be killed meanwhile; `None` without a complete response.
     pub async fn attempt(
         &self,
         method: &str,
@@ -541,7 +541,7 @@ impl Client {
         answers
     }
 
-    /// Makes a sandbox; its id.
+    /// Creates a sandbox and returns its id.
     pub async fn sandbox(&self, body: &Value) -> String {
         let answer = self.post("/sandboxes", body).await;
         assert_eq!(answer.status, 201, "{answer:?}");

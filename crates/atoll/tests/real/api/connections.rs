@@ -517,7 +517,7 @@ async fn with_open_files(limit: usize) -> Server {
     Server::at(scratch, data, words, flags.into())
 }
 
-/// The operator's socket answers a request.
+/// Asserts that the operator's socket responds.
 async fn operator_answers(server: &Server) {
     let socket = server.data().join("run/api.sock");
     let mut operator = UnixStream::connect(socket).await.unwrap();

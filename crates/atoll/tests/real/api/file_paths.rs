@@ -22,7 +22,7 @@ const CALLS: &[(&str, &str)] = &[
     ("POST", "files/copy"),
 ];
 
-/// Asks all of that; nothing may take long, and nothing may fail on our side.
+/// Sends all requests; none may take long or fail with an internal error.
 async fn ask_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Bytes)> {
     let mut answers = Vec::new();
     for (method, call) in CALLS {
@@ -41,7 +41,7 @@ async fn ask_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Byt
     answers
 }
 
-/// Every way that moves, takes away or watches one, as root of the sandbox.
+/// Every route that moves, removes or watches a path, as root of the sandbox.
 async fn change_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Bytes)> {
     let body = |more: Value| {
         let mut body = json!({ "path": path, "user": "root", "authority": "root" });

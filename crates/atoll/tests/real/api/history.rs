@@ -243,7 +243,7 @@ async fn burst_of_a_thousand_commands_is_fully_recorded() {
 /// Exit codes that clients received: by session, each command's exit code by its id.
 type ExitCodes = Arc<Mutex<BTreeMap<String, BTreeMap<String, i64>>>>;
 
-/// Runs commands in a sandbox, and in others that it makes and deletes, until the server is gone.
+/// Runs commands in a sandbox, and in others that it creates and deletes, until the server is killed.
 async fn work(client: Client, steady: String, session: String, worker: usize, received: ExitCodes) {
     let note = |session: &str, exec: &Value, code: i64| {
         let mut received = received.lock().unwrap();

@@ -119,7 +119,7 @@ async fn unread_response_is_aborted_without_affecting_others() {
     server.end_and_clear();
 }
 
-/// C09: streams that are begun and reset at once, faster than a server can answer them.
+/// C09: streams that are opened and reset immediately, faster than a server can respond.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c09_rapid_stream_resets_close_the_connection() {
     let (server, trusted, _files) = start(&[]).await;

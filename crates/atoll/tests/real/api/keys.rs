@@ -17,7 +17,7 @@ async fn key(client: &Client, body: Value) -> (Client, String) {
     (client.with_key(Some(&text("key"))), text("keyID"))
 }
 
-/// The command over the operator's socket; what it wrote.
+/// Runs the command over the operator's socket; returns its output.
 fn operator(server: &Server, words: &[&str]) -> String {
     let mut command = std::process::Command::new(binary());
     command

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{Client, Server};
 
-/// Makes a link; its path and query.
+/// Creates a link; returns its path and query.
 async fn link(client: &Client, id: &str, kind: &str, path: &str) -> String {
     let request = json!({ "path": path, "expiresIn": 60 });
     let made = client

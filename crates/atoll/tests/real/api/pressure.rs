@@ -180,7 +180,7 @@ async fn c09_unbounded_requests_end_and_cost_no_memory_heavy() {
     server.close().await;
 }
 
-/// C10: what a WebSocket on a terminal takes of the server's memory.
+/// C10: server memory that a WebSocket on a terminal uses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c10_a_websocket_takes_less_than_30_kib_of_memory_heavy() {
     const SOCKETS: u64 = 1000;

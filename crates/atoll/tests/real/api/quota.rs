@@ -54,7 +54,7 @@ async fn concurrent_creates_stop_at_the_quota_and_deletes_free_slots() {
     server.close().await;
 }
 
-/// F10: places that are given back and taken at the same moment.
+/// F10: sandboxes that are deleted and created concurrently at the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f10_create_delete_loops_never_exceed_the_quota() {
     let server = Server::start().await;

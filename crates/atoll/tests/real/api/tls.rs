@@ -53,7 +53,7 @@ fn get_request(uri: &str) -> Request<Empty<Bytes>> {
     request.body(Empty::new()).unwrap()
 }
 
-/// Asks for something by HTTP/2: the status.
+/// Sends a request over HTTP/2; returns the status.
 pub(super) async fn by_two(server: &Server, trusted: &CertificateDer<'static>, uri: &str) -> u16 {
     let stream = connect(server, trusted, "h2").await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"h2".as_slice()));

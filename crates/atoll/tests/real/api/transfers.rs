@@ -81,7 +81,7 @@ async fn file_sent_byte_by_byte_arrives_complete() {
     server.close().await;
 }
 
-/// A whole answer: its status line, and its body.
+/// A complete response: status line and body.
 async fn answer(stream: &mut TcpStream) -> (String, String) {
     let head = head(stream).await;
     let length = head

@@ -44,7 +44,7 @@ async fn all(socket: &mut Socket) -> Vec<u8> {
     tokio::time::timeout(DEADLINE, reading).await.unwrap()
 }
 
-/// Reads all, and answers with its length only then: it works only if a half-close is forwarded.
+/// Reads until the end of the input, then responds with the length: works only if a half-close is forwarded.
 pub(super) const COUNTER: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 7001))

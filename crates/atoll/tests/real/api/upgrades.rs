@@ -22,7 +22,7 @@ const TERMINALS: usize = 5;
 /// Lines of each output that are read under each build.
 const LINES: usize = 2;
 
-/// A copy of the binary that speaks other versions.
+/// A copy of the binary with other protocol versions.
 fn build(directory: &Scratch, spoken: VersionRange) -> PathBuf {
     const MARKER: &[u8; 16] = b"\x7fatoll-protocol\x7f";
     let mut bytes = std::fs::read(binary()).unwrap();

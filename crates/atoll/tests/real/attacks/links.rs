@@ -23,7 +23,7 @@ fn callers() -> [RunAs; 3] {
     ]
 }
 
-/// Every call there is with this path in every place; what was read, listed or found.
+/// Makes every call with this path in every argument; returns contents, lists and matches.
 async fn every_call(world: &World, id: &SandboxId, caller: &RunAs, path: &str) -> Vec<u8> {
     let runtime = &world.runtime;
     let bytes = path.as_bytes();

@@ -68,7 +68,7 @@ async fn create_prints_the_end_and_named_sandboxes_keep_files() {
     server.close().await;
 }
 
-/// `atoll exec` of something without an end, in a sandbox made for it, when it runs.
+/// Starts `atoll exec` of an endless command in a new sandbox, and waits until the command runs.
 async fn running(server: &Server, request: Value) -> (String, Child) {
     let client = server.client();
     let id = client.sandbox(&request).await;

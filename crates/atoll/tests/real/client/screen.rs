@@ -76,7 +76,7 @@ impl Screen {
         shown
     }
 
-    /// Whether it shows this; nothing is forgotten.
+    /// Whether the received output contains this text. Keeps the output.
     pub fn shows(&self, text: &str) -> bool {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).contains(text)
     }

@@ -13,7 +13,7 @@ use crate::api::{Answer, Chromium, Client, Server, serve};
 const FRIEND: &str = "https://friend.example";
 const STRANGER: &str = "https://stranger.example";
 
-/// Asks as a browser does before a call with headers of its own, none of which are there yet.
+/// Sends a preflight request, as a browser does before a call with custom headers.
 async fn preflight(client: &Client, path: &str, more: &[(&str, &str)]) -> Answer {
     let required = [
         ("access-control-request-method", "POST"),

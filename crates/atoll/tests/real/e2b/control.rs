@@ -8,7 +8,7 @@ use super::calls::Agent;
 use crate::api::{Answer, Client, Server};
 use crate::harness::DEADLINE;
 
-/// Makes a sandbox; its id.
+/// Creates a sandbox and returns its id.
 async fn make(client: &Client, more: Value) -> String {
     let mut request = json!({ "templateID": "base", "timeout": 100 });
     let more = more.as_object().unwrap().clone();

@@ -60,7 +60,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 "#;
 
-/// A sandbox that serves, and what its create answered.
+/// A sandbox with a server, and the response of its create.
 pub(super) async fn serving(client: &Client, request: Value) -> (String, Value) {
     let made = client.post("/e2b/v2/sandboxes", &request).await;
     assert_eq!(made.status, 201, "{made:?}");
@@ -79,7 +79,7 @@ pub(super) async fn serve(client: &Client, id: &str) {
     client.line(id, &line).await;
 }
 
-/// Asks a port by headers, with anonymous's key.
+/// Sends a request to a port by headers, without a key.
 pub(super) async fn ask(client: &Client, id: &str, port: u16, more: &[(&str, &str)]) -> Answer {
     let port = port.to_string();
     let mut headers = vec![("e2b-sandbox-id", id), ("e2b-sandbox-port", &port)];

@@ -69,7 +69,7 @@ async fn ask(
     anonymous.send("GET", path, &headers, Bytes::new()).await
 }
 
-/// An answer without what no two answers have in common, and with `ID` for the sandbox.
+/// A response without the parts that always differ, and with `ID` for the id of the sandbox.
 fn comparable(answer: &Answer, id: &str) -> (u16, Vec<(String, String)>, String) {
     let headers = answer.headers.iter();
     let headers = headers.filter(|(name, _)| *name != "x-request-id" && *name != "date");
@@ -336,7 +336,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
     server.close().await;
 }
 
-/// Answers every request with its own head.
+/// A server that responds with the head of each request.
 const ECHO: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 8000))
@@ -525,7 +525,7 @@ fn signed(path: &str, token: &str) -> String {
     format!("/files?path={path}&signature=v1_{hash}")
 }
 
-/// The best time of many for a refusal, below what one address may ask in a second.
+/// The shortest time of many rejected requests, below the rate limit of one address.
 async fn searching(client: &Client, link: &str) -> Duration {
     let mut best = Duration::MAX;
     for _ in 0..30 {

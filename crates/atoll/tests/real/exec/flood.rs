@@ -88,7 +88,7 @@ async fn rest(reader: &mut OutputReader, mut position: u64) -> u64 {
     }
 }
 
-/// Each line of what the probe writes is its own number; some of them are looked at.
+/// The probe writes its line numbers; some lines are checked.
 fn check(position: u64, bytes: &[u8]) {
     let first = position.div_ceil(16);
     let lines = bytes[(first * 16 - position) as usize..].chunks_exact(16);

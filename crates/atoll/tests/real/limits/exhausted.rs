@@ -6,7 +6,7 @@ use atoll_testkit::wait_for;
 use super::limited;
 use crate::harness::{DEADLINE, Kind, World, stdout_text};
 
-/// PID 1 is worth more than any program of its sandbox: here it is made worth less, from outside.
+/// Programs have a higher OOM score than PID 1. The test raises the score of PID 1 from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oom_killed_pid_1_is_reported_as_out_of_memory() {
     let world = World::open().await;

@@ -18,9 +18,9 @@ use super::{internet, reached, world};
 use crate::harness::{DEADLINE, Kind, World};
 
 const SEND: &str = include_str!("frames.py");
-/// The port that answers come back to.
+/// Port that receives responses.
 const PORT: u16 = 40_000;
-/// The internet's answer to a datagram.
+/// Response of the simulated internet to a datagram.
 const ANSWER: &[u8] = b"hello";
 
 const IPV4: u16 = 0x0800;
@@ -39,7 +39,7 @@ fn frame(to: Hardware, from: Hardware, kind: u16, payload: &[u8]) -> Vec<u8> {
     [&to[..], &from, &kind.to_be_bytes(), payload].concat()
 }
 
-/// A datagram to the port that answers.
+/// A datagram to the port of the server.
 fn datagram() -> Vec<u8> {
     let length = 8 + ANSWER.len() as u16;
     let mut bytes = Vec::new();
@@ -77,7 +77,7 @@ fn ipv6(from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
     [head, datagram].concat()
 }
 
-/// Requests are 1, answers 2.
+/// ARP operation: 1 is a request, 2 a reply.
 fn arp(operation: u8, own: Hardware, from: Ipv4Addr, about: Ipv4Addr) -> Vec<u8> {
     let mut bytes = vec![0, 1, 8, 0, 6, 4, 0, operation];
     bytes.extend(own);

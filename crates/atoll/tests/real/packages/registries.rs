@@ -58,7 +58,7 @@ fn refused(urls: &[String]) -> BTreeSet<String> {
     all
 }
 
-/// Runs a line in a sandbox that reaches these URLs, with variables; what it prints.
+/// Runs a line with variables in a sandbox that may connect to these URLs; returns its output.
 fn sandbox(urls: &[String], variables: &[String], line: &str) -> String {
     let mut words = vec!["run".to_owned(), "--net".into(), "internet".into()];
     let mut option = |name: &str, value: &str| words.extend([name.into(), value.into()]);

@@ -52,7 +52,7 @@ impl Files {
     }
 }
 
-/// Pauses and resumes without end. Each pause is a byte of the file, and so is what was found at first.
+/// Pauses and resumes endlessly. Writes a byte for the initial state and for each pause.
 pub(super) async fn serve(runtime: &LocalRuntime) {
     let id: SandboxId = word("ID").parse().unwrap();
     let files = Files::of(runtime, &id);

@@ -12,7 +12,7 @@ use atoll_worker::{Config, LocalRuntime};
 use super::{EMBRYOS, Place, WARM, children, keeper, kill, prepared, serve as start, word};
 use crate::harness::{DEADLINE, Kind, template, templates};
 
-/// Makes one, waits until others are warm, and to be killed.
+/// Creates a sandbox, waits until the pools are full, then until the process is killed.
 pub(super) async fn serve(data: &Path) {
     let runtime = LocalRuntime::open(prepared(data)).await.unwrap();
     runtime.create(SandboxSpec::default()).await.unwrap();

@@ -82,7 +82,7 @@ fn ready(stopped: &OwnedFd, others: &[std::os::fd::BorrowedFd<'_>]) -> bool {
     all[0].revents().is_empty()
 }
 
-/// Passes on what both say until the server goes.
+/// Forwards messages in both directions until the server disconnects.
 fn pass_on(
     stopped: &OwnedFd,
     server: &Channel<FromKeeper, ToKeeper>,

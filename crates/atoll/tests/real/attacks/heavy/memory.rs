@@ -18,11 +18,11 @@ const MOST_CACHE: &str = "134217728";
 /// Expected end of an allocating process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The kernel kills it.
+    /// The kernel kills the process.
     Killed,
-    /// A smaller limit than memory refuses it.
+    /// A limit below the memory limit rejects the allocation.
     Refused,
-    /// The kernel takes back what it does not need.
+    /// The kernel reclaims unneeded memory.
     Unharmed,
 }
 
