@@ -1,14 +1,14 @@
-# Everything a fresh Debian machine needs, by name. `make run` and `make test` install it themselves.
-# Build results survive a fresh clone, and each checkout has its own: cargo takes a file of another
-# checkout for its own if that is newer.
+# Build, test and install targets. They install missing Debian packages and tools with deploy/setup.
+# Build results are outside of the checkout, in a directory for each checkout: cargo would use newer
+# files of another checkout as its own.
 CHECKOUT := $(shell printf %s '$(CURDIR)' | cksum | cut -d' ' -f1)
 export CARGO_TARGET_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/target/$(CHECKOUT)
 SHELL := /bin/bash
 CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
-# The target is named in .cargo/config.toml, and with it a directory.
+# .cargo/config.toml sets the target explicitly, so that its name is part of the path.
 TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
-# What a run of the tests says of each, for `deploy/failures`.
+# Test results as JUnit XML, for `deploy/failures`.
 JUNIT = target/nextest/default/junit.xml
 
 MDBOOK = $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/mdbook/bin/mdbook
@@ -17,7 +17,7 @@ PREFIX ?= /usr/local
 
 .PHONY: run serve install test test-v2 soak check bench docs build target-directory setup setup-test setup-bench setup-docs
 
-## Build, make the template `base`, run a first sandbox and show what happened.
+## Build, create the template `base`, check the host and run a first sandbox.
 run: build
 	@echo
 	@$(ATOLL) doctor
@@ -33,15 +33,15 @@ run: build
 serve: build
 	@$(ATOLL) serve
 
-## Install the command, its completions, a systemd unit and an example of its configuration, which is never
-## written over. PREFIX is where, DESTDIR what is put before it.
+## Install the command, shell completions, a systemd unit and a configuration file. An existing configuration
+## file is not overwritten. PREFIX is the target directory; DESTDIR is prepended to all paths.
 install: build
 	@deploy/install $(ATOLL) '$(DESTDIR)' '$(PREFIX)'
 
 build: setup
 	@$(CARGO) build --release --locked -p atoll
 
-## All tests, as root, for real.
+## All tests: unit tests, tests with real sandboxes, doctests, and a part of them in a virtual machine. Needs root.
 test: setup-test
 	@$(CARGO) build --locked -p atoll
 	@rm -f $(JUNIT)
@@ -49,16 +49,16 @@ test: setup-test
 	@$(CARGO) test --locked --workspace --doc -q
 	@deploy/guest/run
 
-## Lives of sandboxes and kills of their server for SECONDS (an hour): nothing grows.
+## Soak test: create and delete sandboxes and kill the server for SECONDS (default: 3600), and check for leaks.
 soak: setup-test
 	@$(CARGO) build --locked -p atoll
 	@ATOLL_SOAK_SECONDS=$(or $(SECONDS),3600) $(CARGO) nextest run --locked -p atoll --profile soak -E 'test(soak)'
 
-## A short form of the suite on Debian's kernel with cgroup v2 alone, in an emulated machine.
+## A part of the tests on Debian's kernel with cgroup v2 only, in a virtual machine.
 test-v2: setup-test
 	@deploy/guest/run
 
-## Format, lints, documents, links and words.
+## Check format, lints, rustdoc, links and wording.
 check: setup-test
 	@deploy/links
 	@deploy/words
@@ -66,19 +66,19 @@ check: setup-test
 	@$(CARGO) clippy --locked --workspace --all-targets -q -- -D warnings
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items -q
 
-## Every figure, beside the machine's floor and its peers.
+## All benchmarks, compared with plain processes and with other isolation programs.
 bench: build setup-bench
 	@setsid -w $(ATOLL) bench --work --storage --peers --json > $(CARGO_TARGET_DIR)/bench.json
 	@bench/plot $(CARGO_TARGET_DIR)/bench.json docs/pictures/figures.svg
 	@bench/e2b/run $(ATOLL)
 	@bench/sdk/run $(ATOLL)
 
-## The documents as a static site with search.
+## Build the documents as a static site with search.
 docs: setup-docs
 	@deploy/links
 	@deploy/site $(MDBOOK) $(CARGO_TARGET_DIR)/site
 
-## Where build results are.
+## Print the directory of build results.
 target-directory:
 	@echo $(CARGO_TARGET_DIR)
 

@@ -2,12 +2,18 @@
 //! helpers, inside.
 //!
 //! Invariant: memory stays small whatever the archive contains: names and extended headers have a limit. (The `tar` crate's own
-//! iterator reads a long name of any length into memory, so only its header type is used.) It does not touch a file
-//! system.
+//! iterator reads a long name of any length into memory, so only its header type is used.) Only `placement` touches a
+//! file system.
+
+mod name;
+mod placement;
 
 use std::io::{self, Read};
 
 use tar::{EntryType, GnuExtSparseHeader, Header};
+
+pub use name::{Name, split};
+pub use placement::{CopyError, modification_time, replace_existing};
 
 /// The only extended attribute that is read: programs such as `ping` need it.
 pub const CAPABILITY: &str = "security.capability";
@@ -15,10 +21,10 @@ pub const CAPABILITY: &str = "security.capability";
 const BLOCK: u64 = 512;
 
 /// Maximum bytes of a name or an extended header.
-const MOST_EXTENDED: u64 = 1 << 20;
+const MAX_EXTENDED_BYTES: u64 = 1 << 20;
 
 /// Maximum segments of a sparse file.
-const MOST_PIECES: usize = 1 << 16;
+const MAX_SEGMENTS: usize = 1 << 16;
 
 /// One entry of an archive.
 #[derive(Debug)]
@@ -90,7 +96,7 @@ impl<R: Read> Entries<R> {
     pub fn next(&mut self) -> io::Result<Option<Entry>> {
         let mut extended = Extended::default();
         loop {
-            self.pass_over()?;
+            self.skip_contents()?;
             let Some(header) = self.header()? else {
                 return Ok(None);
             };
@@ -98,7 +104,7 @@ impl<R: Read> Entries<R> {
             let stored = if kind.is_hard_link() {
                 0
             } else {
-                possible(header.entry_size()?)?
+                check_size(header.entry_size()?)?
             };
             match kind {
                 EntryType::GNULongName => extended.name = Some(self.long_name(stored)?),
@@ -122,14 +128,14 @@ impl<R: Read> Entries<R> {
             .unwrap_or_else(|| header.path_bytes().into_owned());
         if extended.sparse {
             let name = String::from_utf8_lossy(&name);
-            return Err(bad(format!(
+            return Err(invalid(format!(
                 "{name:?} is stored sparse in the pax format; pack it without --sparse"
             )));
         }
         let stored = if kind.is_hard_link() {
             0
         } else {
-            possible(extended.size.unwrap_or(stored))?
+            check_size(extended.size.unwrap_or(stored))?
         };
         let (size, pieces) = if kind.is_gnu_sparse() {
             self.pieces(header, stored)?
@@ -155,8 +161,8 @@ impl<R: Read> Entries<R> {
             link,
             kind,
             mode: header.mode()?,
-            uid: narrow(extended.uid.map_or_else(|| header.uid(), Ok)?),
-            gid: narrow(extended.gid.map_or_else(|| header.gid(), Ok)?),
+            uid: saturate_id(extended.uid.map_or_else(|| header.uid(), Ok)?),
+            gid: saturate_id(extended.gid.map_or_else(|| header.gid(), Ok)?),
             modified: extended
                 .modified
                 .map_or_else(|| header.mtime().map(|time| (time.cast_signed(), 0)), Ok)?,
@@ -191,16 +197,16 @@ impl<R: Read> Entries<R> {
             .sum();
         match header.cksum() {
             Ok(stored) if stored == sum => Ok(Some(header)),
-            _ => Err(bad(
+            _ => Err(invalid(
                 "a header's check sum is wrong: it is damaged, or not a tar archive",
             )),
         }
     }
 
     fn extended_header(&mut self, size: u64) -> io::Result<Vec<u8>> {
-        if size > MOST_EXTENDED {
-            return Err(bad(format!(
-                "an entry's name or extended header is longer than {MOST_EXTENDED} bytes"
+        if size > MAX_EXTENDED_BYTES {
+            return Err(invalid(format!(
+                "an entry's name or extended header is longer than {MAX_EXTENDED_BYTES} bytes"
             )));
         }
         let mut data = vec![0; size as usize];
@@ -228,15 +234,15 @@ impl<R: Read> Entries<R> {
     ) -> io::Result<(u64, Option<Vec<(u64, u64)>>)> {
         let gnu = header
             .as_gnu()
-            .ok_or_else(|| bad("a sparse file has no GNU header"))?;
+            .ok_or_else(|| invalid("a sparse file has no GNU header"))?;
         let size = gnu.real_size()?;
         let mut pieces = Vec::new();
         let mut note = |block: &tar::GnuSparseHeader| -> io::Result<()> {
             if !block.is_empty() {
                 pieces.push((block.offset()?, block.length()?));
             }
-            if pieces.len() > MOST_PIECES {
-                Err(bad("a sparse file has too many pieces"))
+            if pieces.len() > MAX_SEGMENTS {
+                Err(invalid("a sparse file has too many pieces"))
             } else {
                 Ok(())
             }
@@ -258,11 +264,11 @@ impl<R: Read> Entries<R> {
         if inside && total == Some(stored) {
             Ok((size, Some(pieces)))
         } else {
-            Err(bad("a sparse file's map is wrong"))
+            Err(invalid("a sparse file's map is wrong"))
         }
     }
 
-    fn pass_over(&mut self) -> io::Result<()> {
+    fn skip_contents(&mut self) -> io::Result<()> {
         let left = self.contents + self.padding;
         (self.contents, self.padding) = (0, 0);
         if io::copy(&mut (&mut self.input).take(left), &mut io::sink())? == left {
@@ -293,7 +299,7 @@ impl Extended {
     fn read(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() && data[0] != 0 {
             let record =
-                take_record(&mut data).ok_or_else(|| bad("an extended header is malformed"))?;
+                take_record(&mut data).ok_or_else(|| invalid("an extended header is malformed"))?;
             let (key, value) = record;
             match key {
                 b"path" => self.name = Some(value.to_vec()),
@@ -329,7 +335,7 @@ fn take_record<'a>(data: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
 fn number(value: &[u8]) -> io::Result<u64> {
     let text = std::str::from_utf8(value).ok();
     text.and_then(|text| text.parse().ok())
-        .ok_or_else(|| bad("an extended header has a number that is none"))
+        .ok_or_else(|| invalid("an extended header has a number that is none"))
 }
 
 /// Seconds with a fraction, which may be negative.
@@ -338,7 +344,7 @@ fn time(value: &[u8]) -> io::Result<(i64, u32)> {
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
     let seconds = seconds
         .parse()
-        .map_err(|_| bad("an extended header has a time that is none"))?;
+        .map_err(|_| invalid("an extended header has a time that is none"))?;
     let digits: String = fraction
         .chars()
         .chain("000000000".chars())
@@ -347,16 +353,16 @@ fn time(value: &[u8]) -> io::Result<(i64, u32)> {
     Ok((seconds, digits.parse().unwrap_or(0)))
 }
 
-fn narrow(id: u64) -> u32 {
+fn saturate_id(id: u64) -> u32 {
     u32::try_from(id).unwrap_or(u32::MAX)
 }
 
 /// Rejects sizes that no file can have, so that sums of sizes cannot overflow.
-fn possible(size: u64) -> io::Result<u64> {
+fn check_size(size: u64) -> io::Result<u64> {
     if size < 1 << 62 {
         Ok(size)
     } else {
-        Err(bad("an entry's size is impossible"))
+        Err(invalid("an entry's size is impossible"))
     }
 }
 
@@ -364,63 +370,6 @@ fn padding(size: u64) -> u64 {
     size.next_multiple_of(BLOCK) - size
 }
 
-fn bad(why: impl Into<String>) -> io::Error {
+fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
-}
-
-/// A checked name below some directory: relative, without `.`, `..` and empty parts. The directory itself is the empty name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name(Vec<u8>);
-
-impl Name {
-    /// Checks an untrusted name; the error is the reason.
-    pub fn parse(raw: &[u8]) -> Result<Self, &'static str> {
-        if raw.starts_with(b"/") {
-            return Err(
-                "its name is absolute; pack the archive with relative names (`tar -C ROOT -c .`)",
-            );
-        }
-        if raw.contains(&0) {
-            return Err("its name contains a zero byte");
-        }
-        let mut name = Vec::with_capacity(raw.len());
-        for part in raw.split(|byte| *byte == b'/') {
-            match part {
-                b"" | b"." => {}
-                b".." => {
-                    return Err("its name contains `..`, which could lead out");
-                }
-                part => {
-                    if !name.is_empty() {
-                        name.push(b'/');
-                    }
-                    name.extend_from_slice(part);
-                }
-            }
-        }
-        Ok(Self(name))
-    }
-
-    /// Whether the name is the directory itself.
-    pub fn is_root(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The name.
-    pub fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    /// Parent directory and last component.
-    pub fn split(&self) -> (&[u8], &[u8]) {
-        split(&self.0)
-    }
-}
-
-/// Parent directory and last component of a checked name.
-pub fn split(name: &[u8]) -> (&[u8], &[u8]) {
-    match name.iter().rposition(|byte| *byte == b'/') {
-        Some(slash) => (&name[..slash], &name[slash + 1..]),
-        None => (b"", name),
-    }
 }

@@ -102,8 +102,7 @@ struct GroupLimit {
 /// One ioctl with a struct argument.
 ///
 /// # Safety
-/// The request must be one that reads or writes a `T` and nothing else, but for what a pointer in it
-/// names, which must live across the call.
+/// The request must read or write only a `T`, and memory that a pointer in it refers to, which must live across the call.
 unsafe fn call<T>(on: BorrowedFd<'_>, request: u64, argument: &mut T) -> io::Result<()> {
     // SAFETY: the argument lives across the call and the caller vouches for its type.
     let result = unsafe { libc::ioctl(on.as_raw_fd(), request as _, &raw mut *argument) };

@@ -19,14 +19,14 @@ use crate::{Error, Step};
 #[derive(Debug)]
 pub struct Claims {
     file: File,
-    /// How many numbers there are, from 0.
+    /// Number of numbers, from 0.
     count: u32,
-    /// The kernel does not tell our own locks from each other.
+    /// Own claims: locks of one open file description do not conflict with each other.
     ours: Mutex<BTreeSet<u32>>,
 }
 
 impl Claims {
-    /// Opens the file of claims on that many numbers, and makes it if it is not there.
+    /// Opens the file of claims on `count` numbers; creates it if it is missing.
     pub fn open(path: &Path, count: u32) -> Result<Self, Error> {
         let file = OpenOptions::new()
             .read(true)
@@ -77,7 +77,7 @@ impl Claims {
         Ok(None)
     }
 
-    /// Goes on with the claims of a server that is gone, over the open file its keeper held.
+    /// Continues the claims of an earlier server, with the open file description that its keeper held.
     pub fn take_over(file: OwnedFd, count: u32) -> Self {
         Self {
             file: File::from(file),
@@ -86,7 +86,7 @@ impl Claims {
         }
     }
 
-    /// A number that was claimed over this same open file before.
+    /// Adopts a number that was claimed with this open file description before.
     pub fn inherit(&self, number: u32) {
         let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         ours.insert(number);
@@ -97,7 +97,7 @@ impl Claims {
         let ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         let mut next = 0;
         for &number in ours.iter().chain([&self.count]) {
-            // Nothing behind a number would be everything behind it.
+            // A length of 0 would unlock everything after the number.
             if number > next {
                 let _ = self.lock(next..number, libc::F_UNLCK);
             }
@@ -105,14 +105,14 @@ impl Claims {
         }
     }
 
-    /// Releases all numbers that were claimed over this open file, also while a keeper still has it open.
+    /// Releases all numbers of this open file description, also while a keeper holds it.
     pub fn release_all(&self) {
         let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         ours.clear();
         let _ = self.lock(0..self.count, libc::F_UNLCK);
     }
 
-    /// Gives a number back.
+    /// Releases a number.
     pub fn release(&self, number: u32) {
         let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         if ours.remove(&number) {

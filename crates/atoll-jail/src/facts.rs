@@ -1,7 +1,7 @@
-//! What this host can do, read once and then only compared: [`crate::plan`] never asks the kernel.
+//! Features of this host, read once: [`crate::plan`] makes no system calls.
 //!
-//! A fact is something the kernel or its files say. Whether the parts also work together is what
-//! `atoll doctor` finds out by making a sandbox.
+//! A fact is reported by the kernel. Whether the features also work together is tested by `atoll doctor`, which creates a
+//! sandbox.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,18 +30,18 @@ pub const HIDDEN: [&str; 17] = [
 /// Paths of `/proc` that a sandbox may read and not write.
 pub const READ_ONLY: [&str; 3] = ["pressure", "sys", "sysrq-trigger"];
 
-/// The first kernel whose overlays take layers that are attached nowhere. A distribution may have
-/// brought that to an older one: there the other way works as well.
+/// The first kernel whose overlays accept detached layers. On older kernels, with or without a backport, attached layers
+/// work.
 const DETACHED_LAYERS: (u32, u32) = (6, 15);
 
-/// What this host can do.
+/// Features of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
-    /// The whole release, for messages.
+    /// The complete release, for messages.
     pub release: String,
-    /// We are root in the initial user namespace.
+    /// Whether this process is root in the initial user namespace.
     pub root: bool,
     /// Our effective capabilities.
     pub capabilities: u64,
@@ -49,19 +49,19 @@ pub struct Facts {
     pub processors: Vec<u32>,
     /// Physical memory in bytes.
     pub memory: u64,
-    /// User namespaces may be made.
+    /// Whether user namespaces can be created.
     pub user_namespaces: bool,
     /// File systems the kernel knows.
     pub filesystems: Vec<String>,
-    /// An overlay takes layers that are attached nowhere.
+    /// Whether an overlay accepts detached layers.
     pub detached_layers: bool,
     /// System call filters are supported.
     pub seccomp: bool,
     /// The control group hierarchies.
     pub cgroups: Cgroups,
-    /// Which of [`HIDDEN`] and [`READ_ONLY`] are there; directories end in `/`.
+    /// Paths of [`HIDDEN`] and [`READ_ONLY`] that exist; directories end in `/`.
     pub proc_paths: Vec<String>,
-    /// The most open files a process of ours may have.
+    /// Hard limit of open files of this process.
     pub open_files: u64,
 }
 
@@ -82,7 +82,7 @@ pub struct Cgroups {
 pub const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
 impl Facts {
-    /// Asks the host.
+    /// Reads the facts of the host.
     pub fn read() -> Self {
         let release = rustix::system::uname()
             .release()
@@ -179,8 +179,8 @@ impl Cgroups {
     }
 }
 
-/// The root of cgroup2 has no limits of its own: its children show whether they can have one. Where no
-/// child has memory limits yet, a kernel that can swap will give both.
+/// Whether memory limits include swap. The root of cgroup2 has no limit files, so a child is examined. If no child has
+/// memory limits yet, the answer is whether the kernel supports swap.
 fn has_swap_limits(v2: &Path) -> bool {
     let children = || {
         let entries = fs::read_dir(v2).into_iter().flatten().flatten();

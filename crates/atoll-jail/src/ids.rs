@@ -1,5 +1,5 @@
 //! Ranges of user and group ids, shared by all instances on a host and claimed as
-//! [`claims`](crate::claims). They lie above those that systemd and `/etc/subuid` hand out.
+//! [`claims`](crate::claims). They are above the ranges that systemd and `/etc/subuid` assign.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::claims::Claims;
 use crate::plan::IdRange;
 
 const FIRST: u32 = 0x7000_0000;
-/// Ids in a range: what a system expects to have.
+/// Number of ids in a range: all 16-bit ids.
 pub const COUNT: u32 = 65536;
 const RANGES: u32 = 0x0fff_0000 / COUNT;
 
@@ -18,7 +18,7 @@ const RANGES: u32 = 0x0fff_0000 / COUNT;
 pub struct Ranges(Claims);
 
 impl Ranges {
-    /// Opens the file of claims, and makes it if it is not there.
+    /// Opens the file of claims; creates it if it is missing.
     pub fn open(path: &Path) -> Result<Self, Error> {
         Claims::open(path, RANGES).map(Self)
     }
@@ -38,19 +38,19 @@ impl Ranges {
         }
     }
 
-    /// The range that begins with an id, if one does.
+    /// The range that begins with an id; `None` if there is none.
     pub fn range_of(base: u32) -> Option<IdRange> {
         let ours = base >= FIRST && (base - FIRST).is_multiple_of(COUNT);
         let range = IdRange { base, count: COUNT };
         (ours && (base - FIRST) / COUNT < RANGES).then_some(range)
     }
 
-    /// Goes on with the claims of a server that is gone, over the open file its keeper held.
+    /// Continues the claims of an earlier server, with the open file description that its keeper held.
     pub fn take_over(file: OwnedFd) -> Self {
         Self(Claims::take_over(file, RANGES))
     }
 
-    /// A range that was claimed over this same open file before.
+    /// Adopts a range that was claimed with this open file description before.
     pub fn inherit(&self, range: IdRange) {
         self.0.inherit(range.base.saturating_sub(FIRST) / COUNT);
     }
@@ -60,7 +60,7 @@ impl Ranges {
         self.0.release_others();
     }
 
-    /// Gives a range back.
+    /// Releases a range.
     pub fn release(&self, range: IdRange) {
         self.0.release((range.base - FIRST) / COUNT);
     }

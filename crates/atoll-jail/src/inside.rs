@@ -1,8 +1,8 @@
-//! What runs inside a sandbox: PID 1, the programs it starts, and its file helpers.
+//! Processes inside a sandbox: PID 1, the programs that it starts, and its file helpers.
 //!
-//! All of it is this same binary going on after a clone: nothing of ours needs a file of the
-//! template. PID 1 is an event loop that does no file work itself, but that it looks users up, and never execs, so that
-//! root of the sandbox can neither trace it nor read it.
+//! PID 1 and helpers are this binary, continued after a clone, so that they need no file of the template. PID 1 is an event
+//! loop. It does no file operations except user lookups, and never execs, so that root of the sandbox can neither trace it
+//! nor read its memory.
 
 mod exec;
 mod files;
@@ -62,7 +62,7 @@ struct Init {
     signals: OwnedFd,
     launcher: Launcher,
     views: Views,
-    /// Children that a request is about, by pid. Others (orphans of the sandbox) are only reaped.
+    /// Children of requests, by pid. Other children (orphans of the sandbox) are only reaped.
     children: BTreeMap<i32, Child>,
     /// Exit statuses of execs, until the server has recorded them: it may be killed before.
     ended: BTreeMap<u32, i32>,
@@ -96,7 +96,7 @@ impl Init {
                         message,
                         descriptors,
                     })) => self.obey(message, descriptors),
-                    // The server has gone: the sandbox ends.
+                    // The server has closed the connection: the sandbox ends.
                     Ok(None) | Err(_) => return,
                 }
             }
@@ -108,7 +108,7 @@ impl Init {
     }
 
     fn say_all(&self, messages: &[FromInit]) {
-        // If the server has gone, the next receive fails.
+        // If the connection is closed, the next receive fails.
         let _ = self.server.send_all(messages);
     }
 
@@ -123,7 +123,7 @@ impl Init {
                     self.ended.remove(&request);
                 }
                 let started = self.launcher.start(&self.boot, &exec, &descriptors);
-                // Before the answer: the server polls the output from then on, and each end that closes would
+                // Closed before the response: the server polls the output from then on, and each closed end would
                 // wake it.
                 drop(descriptors);
                 match started {
@@ -143,7 +143,7 @@ impl Init {
             ToInit::Signal { request, signal } => {
                 for (pid, child) in &self.children {
                     if matches!(child, Child::Exec { request: r } if *r == request) {
-                        // A child that was stopped before `setsid` has no process group of its own yet.
+                        // A child that was stopped before `setsid` does not have its own process group yet.
                         if sys::kill(-pid, signal).is_err() {
                             let _ = sys::kill(*pid, signal);
                         }
@@ -178,13 +178,13 @@ impl Init {
                 };
                 self.say(&FromInit::Resized { request, errno });
             }
-            // Once is enough.
+            // The setup happens once.
             ToInit::Boot(_) | ToInit::Go => {}
         }
     }
 
-    /// Reports that a program was started. A short program may have ended already: both are sent in one go, so that
-    /// the server wakes once.
+    /// Reports that a program was started. A short program may have ended already: both messages are sent in one system
+    /// call, so that the server wakes once.
     fn tell_of(&mut self, request: u32, pid: i32) {
         self.children.insert(pid, Child::Exec { request });
         let mut news = vec![FromInit::Started { request, pid }];
@@ -203,7 +203,7 @@ impl Init {
         sys::set_processors(0, &size.processors)
     }
 
-    /// Reaps children that have ended; the messages about them.
+    /// Reaps ended children; returns the messages about them.
     fn reap(&mut self) -> Vec<FromInit> {
         let mut discard = [0; 1024];
         while rustix::io::read(&self.signals, &mut discard).is_ok_and(|read| read > 0) {}

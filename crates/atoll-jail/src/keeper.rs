@@ -1,9 +1,8 @@
 //! The small process that is parent of every sandbox of an instance.
 //!
-//! It is started by exec from a sealed copy of the binary, so it has one thread and a file behind
-//! it that no sandbox can reach. It lives in a mount namespace of its own with a root of its own,
-//! which holds `/proc` and little else, so that a clone copies two mounts, whatever the host has. It
-//! holds no secrets and resolves no path of a sandbox.
+//! It is started by exec from a read-only mount or a sealed copy of the binary, so it has one thread and an executable
+//! that no sandbox can change. It has its own mount namespace and root with `/proc` and little else, so that a clone
+//! copies two mounts, however many the host has. It has no secrets and resolves no path of a sandbox.
 //!
 //! ```text
 //! server ── Spawn(control socket, cgroup) ──▶ keeper ── clone3 ──▶ PID 1
@@ -11,9 +10,9 @@
 //!        ◀── Died ───────────────────────────        ◀── SIGCHLD
 //! ```
 //!
-//! A keeper that was given a listening socket outlives its server: it holds the server's end of every
-//! control socket and the streams of every exec, and hands them to the next server that connects. It
-//! ends when it has neither sandboxes nor a server. Without one it ends its sandboxes with its server.
+//! A keeper with a listening socket outlives its server: it holds the server's end of every control socket and the
+//! streams of every exec, and sends them to the next server that connects. It exits when it has neither sandboxes nor a
+//! server. A keeper without a listening socket kills its sandboxes when its server ends.
 
 mod init_spawner;
 mod root;
@@ -33,10 +32,10 @@ use init_spawner::InitSpawner;
 pub(crate) use root::{NEW_ROOT, build_root};
 pub use start::{connect, is_gone, listen, start};
 
-/// What the keeper is called: the first argument tells `main` to become one.
+/// Name of the keeper; as first argument it makes `main` become one.
 pub const NAME: &str = "atoll-keeper";
 
-/// Becomes a keeper if this process was started as one. Call it first in `main`, before any thread.
+/// Becomes a keeper if this process was started as one. `main` must call it first, before any thread is started.
 pub fn run_if_invoked() {
     if std::env::args_os().next().is_some_and(|name| name == NAME) {
         let code = match run() {
@@ -105,8 +104,8 @@ fn run() -> Result<(), Error> {
     build_root()?;
     let _ = sys::drop_cap_sys_resource();
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
-    // User namespaces are made under the sandbox's own outside id, so that what the kernel counts
-    // per user it counts per sandbox; changing ids must not cost us our capabilities.
+    // User namespaces are created with the sandbox's id on the host, so that per-user limits of the kernel are per
+    // sandbox. The change of ids must not drop capabilities.
     sys::prctl(libc::PR_SET_SECUREBITS, 1 << 2).step(|| "keep capabilities".into())?;
     let signals = sys::child_signals().step(|| "watch children".into())?;
     let mut keeper = Keeper {
@@ -171,7 +170,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Takes the next server in place of the last. Only root can reach the socket, and only one server
+    /// Accepts the next server in place of the last one. Only root can reach the socket, and only one server
     /// at a time has the lock of the data directory.
     fn accept_server(&mut self) {
         let Some(listener) = &self.listener else {

@@ -1,4 +1,4 @@
-//! A file system in a file, mounted through a loop device that goes away with the mount.
+//! A file system in a file, mounted through a loop device that is removed with the mount.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,7 +15,7 @@ const LOOP_CTL_GET_FREE: u64 = 0x4c82;
 const LOOP_CONFIGURE: u64 = 0x4c0a;
 /// The device is removed when it is neither open nor mounted (`LO_FLAGS_AUTOCLEAR`).
 const AUTOCLEAR: u32 = 4;
-/// What is written is not cached twice.
+/// Direct I/O to the file, so that data is not cached twice.
 const DIRECT: u32 = 16;
 /// Maximum attempts: another process may take the free device first.
 const MOST_TRIES: u32 = 100;
@@ -40,7 +40,7 @@ struct LoopConfig {
     reserved: [u64; 8],
 }
 
-/// Whether a file system of its own is mounted at a directory.
+/// Whether a directory is a mount point.
 pub fn is_mounted(at: &Path) -> bool {
     let device = |path: &Path| std::fs::symlink_metadata(path).map(|found| found.dev());
     match (device(at), at.parent().map(device)) {
@@ -49,8 +49,8 @@ pub fn is_mounted(at: &Path) -> bool {
     }
 }
 
-/// Mounts the btrfs in a file at a directory. Nothing in it can be run, opened as a device or gain
-/// rights on the host: overlays on top of it have flags of their own.
+/// Mounts the btrfs in a file at a directory, with `noexec`, `nodev` and `nosuid`: overlays on top of it have their own
+/// flags.
 pub fn mount(image: &Path, at: &Path, options: &str) -> Result<(), Error> {
     let file = OpenOptions::new().read(true).write(true).open(image);
     let file = file.step(|| format!("open {}", image.display()))?;
@@ -61,13 +61,13 @@ pub fn mount(image: &Path, at: &Path, options: &str) -> Result<(), Error> {
         .step(|| "read mount options".into())?;
     rustix::mount::mount(path.as_str(), at, "btrfs", flags, options.as_c_str())
         .step(|| format!("mount {} at {}", image.display(), at.display()))?;
-    // From here on the mount keeps the device.
+    // From now on the mount holds the device.
     drop(device);
     Ok(())
 }
 
-/// Takes what is mounted at a directory away; nothing there is fine. What still uses it keeps the file
-/// system until it ends.
+/// Unmounts a directory, lazily if it is busy; no mount is not an error. Processes that use the file
+/// system keep it until they end.
 pub fn unmount(at: &Path) -> Result<(), Error> {
     if !is_mounted(at) {
         return Ok(());
@@ -81,7 +81,7 @@ pub fn unmount(at: &Path) -> Result<(), Error> {
     }
 }
 
-/// A loop device on a file, and its path. It lives as long as it is open.
+/// A loop device on a file, and its path. It exists as long as the descriptor is open.
 fn attach(file: &File) -> io::Result<(File, String)> {
     let control = OpenOptions::new()
         .read(true)

@@ -1,8 +1,7 @@
-//! Network namespaces of sandboxes, entered for a moment.
+//! Network namespaces of sandboxes, entered temporarily.
 //!
-//! A namespace belongs to a thread. Entering one happens on a thread that ends right after, so
-//! that no thread which does other work is ever in the wrong one. A socket stays in the namespace it
-//! was made in, so a moment suffices.
+//! A network namespace is a property of a thread. It is entered on a thread that ends immediately afterwards, so that no
+//! other work runs in it. A socket stays in the namespace in which it was created.
 
 use std::fs::File;
 use std::io;
@@ -15,15 +14,15 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 
 use crate::{Error, Step};
 
-/// The network namespace of a process: PID 1 of a sandbox, by its number on the host. The caller
-/// knows that it was not reaped, or the number may be another's.
+/// The network namespace of a process, by its pid on the host. The caller must ensure that the process was not reaped,
+/// because the pid could be reused.
 pub fn of(pid: i32) -> Result<OwnedFd, Error> {
     let path = format!("/proc/{pid}/ns/net");
     let file = File::open(&path).step(|| format!("open {path}"))?;
     Ok(file.into())
 }
 
-/// A new, empty network namespace. It lives as long as its descriptor, and what uses it.
+/// A new, empty network namespace. It exists as long as the descriptor, and the threads and sockets in it.
 pub fn create() -> Result<OwnedFd, Error> {
     let made = on_a_thread(|| {
         // SAFETY: a new network namespace touches neither memory nor descriptors; the thread ends.
@@ -33,8 +32,7 @@ pub fn create() -> Result<OwnedFd, Error> {
     made.step(|| "make a network namespace".to_owned())
 }
 
-/// Does something on a thread that is in a network namespace. Threads and processes started there
-/// stay in it.
+/// Calls a function on a thread in a network namespace. Threads and processes that it starts stay in it.
 pub fn within<T: Send>(
     namespace: BorrowedFd<'_>,
     work: impl FnOnce() -> T + Send,
@@ -59,9 +57,8 @@ fn on_a_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Resu
     })
 }
 
-/// Begins a TCP connection inside a network namespace, to servers that listen on its loopback too.
-/// The socket does not block and may not be connected yet: wait until it can be written, then ask
-/// it for its error.
+/// Starts a TCP connection in a network namespace, also to servers on its loopback. The socket is non-blocking and may not
+/// be connected yet: wait until it is writable, then read its error.
 pub fn dial(namespace: BorrowedFd<'_>, address: SocketAddr) -> Result<OwnedFd, Error> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,

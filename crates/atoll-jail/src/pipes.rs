@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
-/// Large transfers want large pipes; the kernel gives a megabyte to anyone. One `splice` moves so much at most.
+/// Size of pipes and maximum of one `splice`, in bytes: the kernel's default limit for unprivileged users.
 pub const PIPE: usize = 1 << 20;
 
-/// A pipe between the shared pipe and a file. A splice locks its pipe for as long as the file takes; without this one
-/// the process at the other end of the shared pipe would block meanwhile.
+/// A pipe between the shared pipe and a file. A splice locks its pipe during the file operation; without this pipe the
+/// process at the other end of the shared pipe would block meanwhile.
 #[derive(Debug)]
 pub struct Lock {
     reader: OwnedFd,
@@ -18,19 +18,19 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// An empty one.
+    /// Creates the pipe.
     ///
     /// # Errors
     ///
-    /// There are too many pipes.
+    /// Fails if the limit of pipes is reached.
     pub fn new() -> rustix::io::Result<Self> {
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        // A smaller one, for a user who has many, is slower and does as well.
+        // A smaller pipe works too: the kernel limits the total size of a user's pipes.
         let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE);
         Ok(Self { reader, writer })
     }
 
-    /// Moves some of a file into the common pipe; 0 at its end.
+    /// Moves bytes of a file into the shared pipe; 0 at the end of the file.
     ///
     /// # Errors
     ///
@@ -50,17 +50,17 @@ impl Lock {
         Ok(taken)
     }
 
-    /// Moves what is in the common pipe into a file; 0 at its end.
+    /// Moves the bytes in the shared pipe into a file; 0 at the end of the pipe.
     ///
     /// # Errors
     ///
-    /// Those of `splice`; `WouldBlock` if the common pipe does not wait and is empty.
+    /// Those of `splice`; `WouldBlock` if the shared pipe is non-blocking and empty.
     pub fn to_file(&self, pipe: &OwnedFd, file: &File) -> std::io::Result<usize> {
         let taken = splice(pipe, None, &self.writer, PIPE)?;
         let mut left = taken;
         while left > 0 {
             left -= match splice(&self.reader, None, file, left) {
-                // This file system cannot be spliced into.
+                // This file system does not support splice.
                 Err(rustix::io::Errno::INVAL) => {
                     let mut buffer = vec![0; left.min(64 * 1024)];
                     let read = rustix::io::read(&self.reader, &mut buffer)?;
@@ -74,7 +74,7 @@ impl Lock {
     }
 }
 
-/// Moves some, as soon as there is some.
+/// Moves available bytes; waits until there are some.
 fn splice(
     from: impl AsFd,
     mut position: Option<&mut u64>,

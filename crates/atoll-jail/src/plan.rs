@@ -1,5 +1,5 @@
 //! Plans a sandbox from a spec and the facts of the host: a pure function, so that every
-//! decision about isolation can be read in a snapshot and taken away one by one in a test.
+//! decision about isolation is visible in a snapshot and can be removed one by one in a test.
 //!
 //! `plan` decides; [`crate::cgroup`], [`crate::rootfs`], [`crate::keeper`] and PID 1 carry out and
 //! decide nothing. A host that lacks something gets [`Error::Unsupported`], never less isolation.
@@ -30,60 +30,60 @@ use size::{limits, processors};
 pub struct Spec {
     /// The sandbox's id; also its host name and the name of its cgroups.
     pub id: String,
-    /// Its range of ids on the host.
+    /// Range of ids on the host.
     pub ids: IdRange,
     /// Processor time in thousandths of a processor.
     pub millicpus: u32,
     /// Memory in bytes, swap included.
     pub memory: u64,
-    /// Processes and threads.
+    /// Maximum number of processes and threads.
     pub pids: u32,
     /// The template's user.
     pub user: User,
-    /// setuid programs work (they gain root of the sandbox at most).
+    /// Whether setuid programs work (they gain root of the sandbox at most).
     pub sudo: bool,
-    /// The sandbox may make user namespaces of its own.
+    /// Whether the sandbox may create user namespaces.
     pub nested_user_namespaces: bool,
-    /// Files and directories of the host to show, read-only: source and target.
+    /// Files and directories of the host to mount read-only: source and target.
     pub host_mounts: Vec<(PathBuf, String)>,
-    /// What tells this boot of it from every other: a UUID.
+    /// UUID of this boot, for `/proc/sys/kernel/random/boot_id`.
     pub boot: String,
 }
 
 /// A range of user and group ids on the host; 0 inside is `base` outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdRange {
-    /// The first.
+    /// First id.
     pub base: u32,
-    /// How many.
+    /// Number of ids.
     pub count: u32,
 }
 
-/// What will be done.
+/// The plan of a sandbox.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// The sandbox's range of ids.
+    /// Range of ids on the host.
     pub ids: IdRange,
     /// `CLONE_NEW*` flags PID 1 is cloned with.
     pub namespaces: u64,
-    /// Limits, as files of control groups.
+    /// Limits as cgroup files.
     pub limits: Limits,
-    /// The root cannot raise privileges by setuid programs.
+    /// Whether the root is mounted `nosuid`.
     pub nosuid: bool,
-    /// How the root's layers are given to the kernel.
+    /// How the layers of the root are passed to the kernel.
     pub layers: Layers,
     /// The system call policy; `None` for none.
     pub policy: Option<SyscallPolicy>,
-    /// What PID 1 does. Its filters are filled in from the policy by [`Plan::boot`].
+    /// Configuration of PID 1. [`Plan::boot`] adds the filter of the policy.
     pub inside: Boot,
 }
 
-/// How layers are given to an overlay. What is mounted is the same.
+/// How layers are passed to an overlay. The resulting mount is the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layers {
-    /// As mounts that are attached nowhere: nothing is to be taken back.
+    /// As detached mounts.
     Detached,
-    /// Attached for a moment in a private mount namespace.
+    /// Attached temporarily in a private mount namespace.
     Attached,
 }
 
@@ -104,7 +104,7 @@ pub const CAPABILITIES: [(&str, u8); 12] = [
     ("SETFCAP", 31),
 ];
 
-/// Decides how a sandbox is made on this host.
+/// Plans a sandbox on this host.
 pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
     require(facts)?;
     let mut policy = SyscallPolicy::standard();
@@ -153,7 +153,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
 }
 
 impl Plan {
-    /// The part for PID 1, with its filter compiled.
+    /// The part for PID 1, with the compiled filter.
     pub fn boot(&self) -> Boot {
         let mut boot = self.inside.clone();
         if let Some(policy) = &self.policy {
@@ -163,7 +163,7 @@ impl Plan {
     }
 }
 
-/// A policy's filter. Nearly all sandboxes have the same one, so the last is remembered.
+/// Compiled filter of a policy. Nearly all sandboxes have the same policy, so the last filter is cached.
 fn compiled(policy: &SyscallPolicy) -> Vec<u8> {
     static LAST: Mutex<Option<(SyscallPolicy, Vec<u8>)>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -177,7 +177,7 @@ fn compiled(policy: &SyscallPolicy) -> Vec<u8> {
     filter
 }
 
-/// Those that follow from the size, and the one that does not.
+/// All views: those that depend on the size, and `boot_id`.
 fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
     let mut views = view::views(spec, processors);
     views.push(("boot_id".into(), format!("{}\n", spec.boot)));

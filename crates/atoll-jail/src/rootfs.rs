@@ -1,6 +1,6 @@
 //! A sandbox's root: an overlay of template layers below and one directory of its own above, both
 //! stored with ids from 0 and mounted with the sandbox's ids. Mounts stay detached: they are in
-//! no mount table until PID 1 puts them into its own. Also the other mounts that are made outside.
+//! no mount table until PID 1 attaches them in its own. Other mounts that are created outside are here too.
 
 mod stage;
 
@@ -20,7 +20,7 @@ use rustix::mount::{
 use crate::plan::{IdRange, Layers};
 use crate::{Error, Step, sys};
 
-/// What a root is made of.
+/// Parts of a root.
 #[derive(Debug)]
 pub struct Root<'a> {
     /// Template layers, the topmost first.
@@ -31,16 +31,16 @@ pub struct Root<'a> {
     pub user_namespace: Option<BorrowedFd<'a>>,
     /// The ids of that namespace.
     pub ids: IdRange,
-    /// setuid programs gain nothing.
+    /// Mount the root `nosuid`.
     pub nosuid: bool,
-    /// `fsync` inside reaches the disk.
+    /// Whether `fsync` inside waits for the disk.
     pub durable: bool,
-    /// How this kernel takes layers.
+    /// How this kernel accepts layers.
     pub taken: Layers,
 }
 
-/// Mounts a root: the mount, and what it was made of. That is not needed any more, but closing it takes a few grace
-/// periods of the kernel: call it where no caller waits.
+/// Mounts a root. Returns the mount, and the descriptors of its layers, which are not needed any more; closing them waits
+/// for RCU grace periods, so the caller closes them where no request waits.
 pub fn mount(root: &Root<'_>) -> Result<(OwnedFd, Vec<OwnedFd>), Error> {
     let mapped = |directory: BorrowedFd<'_>, what: &str| -> Result<OwnedFd, Error> {
         let tree = clone_tree(directory, c"").step(|| format!("clone the mount of {what}"))?;
@@ -67,7 +67,7 @@ pub fn mount(root: &Root<'_>) -> Result<(OwnedFd, Vec<OwnedFd>), Error> {
     }
 }
 
-/// What the kernel says of a file system whose mounts cannot have ids of their own is only `EINVAL`.
+/// Names the cause of `EINVAL`: a file system without id-mapped mounts.
 fn unmapped(error: std::io::Error, what: &str) -> Error {
     if error.raw_os_error() != Some(libc::EINVAL) {
         return Error::step(format!("map the ids of {what}"), error);
@@ -88,7 +88,7 @@ struct Options {
     durable: bool,
 }
 
-/// Makes the overlay of mounts whose ids are as they should be: a sandbox's directory and the layers below it.
+/// Creates the overlay of a sandbox's directory and its layers, whose mounts have mapped ids.
 fn overlay(mounts: &[OwnedFd], options: Options) -> Result<OwnedFd, Error> {
     let Some((own, layers)) = mounts.split_first() else {
         return Err(Error::step("make an overlay", rustix::io::Errno::INVAL));
@@ -117,7 +117,7 @@ fn overlay(mounts: &[OwnedFd], options: Options) -> Result<OwnedFd, Error> {
     )?;
     set("upperdir", &path(&upper))?;
     set("workdir", &path(&work))?;
-    // A lower directory can be renamed, as programs expect.
+    // `redirect_dir`: directories of a layer can be renamed.
     set("redirect_dir", "on")?;
     if !options.durable {
         // Neither `fsync` inside nor the end of the sandbox waits for the disk; a stop syncs what it keeps.
@@ -131,7 +131,7 @@ fn overlay(mounts: &[OwnedFd], options: Options) -> Result<OwnedFd, Error> {
     }
     let mount = fsmount(overlay.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
         .step(|| "mount overlay".into())?;
-    // With the wrong ids the kernel makes it read-only and says so only in its log.
+    // With wrong ids the kernel mounts it read-only and reports that only in its log.
     let found = rustix::fs::fstatvfs(&mount).step(|| "look at the overlay".into())?;
     if found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
         return Err(Error::step(
@@ -142,8 +142,8 @@ fn overlay(mounts: &[OwnedFd], options: Options) -> Result<OwnedFd, Error> {
     Ok(mount)
 }
 
-/// Creates the overlay as the sandbox's root: the kernel makes its work directory with the file
-/// system ids of the mounter, and ours are not in the sandbox's range.
+/// Creates the overlay with the file system ids of the sandbox's root: the kernel creates the work directory with the
+/// ids of the mounting thread, and those of the host's root are not mapped.
 fn create_as(overlay: &OwnedFd, ids: Option<IdRange>) -> Result<(), Error> {
     const NO_SETUID_FIXUP: u64 = 1 << 2;
     let Some(ids) = ids else {
@@ -178,8 +178,8 @@ const LINKS: [(&str, &str); 6] = [
     ("core", "/proc/self/fd/core"),
 ];
 
-/// The sandbox's own `/dev`: a detached tmpfs with device nodes, since nodes cannot be made inside.
-/// Not shared between sandboxes: a shared inode shares its locks and watches.
+/// The `/dev` of one sandbox: a detached tmpfs with device nodes, which cannot be created inside. It is not shared between
+/// sandboxes, because a shared inode shares its locks and watches.
 pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
     let options = [("mode", "0755"), ("size", "64k"), ("nr_inodes", "64")];
     let dev = new_mount("tmpfs", &options)?;
@@ -199,7 +199,7 @@ pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
         let mode = Mode::from_raw_mode(0o666);
         rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)
             .step(|| format!("make /dev/{name}"))?;
-        // The umask is not ours to change.
+        // `chmod`, because the umask of the process must not be changed.
         rustix::fs::chmodat(&dev, name, mode, AtFlags::empty())
             .step(|| format!("chmod /dev/{name}"))?;
         own(name)?;
@@ -221,10 +221,10 @@ pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
     Ok(dev)
 }
 
-/// The sandbox's own terminals: made outside, so that the server can open one without a request to PID 1,
-/// inside. See [`crate::terminal`].
+/// The devpts of one sandbox, created outside so that the server can open terminals without a request to PID 1. See
+/// [`crate::terminal`].
 pub fn terminals(ids: IdRange) -> Result<OwnedFd, Error> {
-    // `tty` inside.
+    // Group `tty` in the sandbox.
     let group = (ids.base + 5).to_string();
     let options = [
         ("ptmxmode", "0666"),
@@ -261,8 +261,8 @@ pub(crate) fn clone_tree(
     open_tree(directory, path, flags)
 }
 
-/// Gives file systems in memory another size, in a sandbox that has not run a program yet: the host resolves no path of
-/// one that has a say in it. A pid may be another's by the time we look, so its network namespace says whose it is.
+/// Resizes file systems in memory. Only for a sandbox that has not run a program: later its paths are not trusted. The pid
+/// may be reused meanwhile, so the network namespace is compared.
 pub fn resize_in_memory(
     pid: i32,
     namespace: u64,
@@ -289,7 +289,7 @@ pub fn resize_in_memory(
     Ok(())
 }
 
-/// A fresh file system, mounted nowhere.
+/// A new, detached file system.
 pub(crate) fn new_mount(kind: &str, options: &[(&str, &str)]) -> Result<OwnedFd, Error> {
     new_mount_with(kind, options, MountAttrFlags::empty())
 }

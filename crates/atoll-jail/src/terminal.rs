@@ -1,5 +1,5 @@
-//! Terminals of a sandbox, opened outside from the sandbox's own devpts: inside they are `/dev/pts/N` like any
-//! other, and no descriptor has to come out.
+//! Terminals of a sandbox, opened outside from the sandbox's devpts: inside they are ordinary `/dev/pts/N`, and no
+//! descriptor leaves the sandbox.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 

@@ -2,8 +2,8 @@
 //!
 //! Messages travel over `SOCK_SEQPACKET` sockets: one message, one packet, descriptors beside it.
 //! Descriptors go *in* (server → keeper → sandbox); the only ones that come out are the keeper's,
-//! which is ours. What PID 1 says is treated as hostile: bounded, decoded without panics, and
-//! never accompanied by descriptors.
+//! which is trusted. Messages of PID 1 are not trusted: bounded, decoded without panics, and never
+//! accompanied by descriptors.
 //!
 //! Both ends are mostly built from one source, but a server may meet the keeper, and the sandboxes, of
 //! another version. The first message of each has its range of versions, [`OLDEST`] to [`VERSION`]. If the ranges
@@ -37,15 +37,15 @@ pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
 pub const VERSION: u32 = 6;
-/// The oldest version that this one still speaks. Raise it when a message changes or goes, not when one is added.
+/// The oldest version that is supported. Raise it when a message changes or is removed, not when one is added.
 pub const OLDEST: u32 = 5;
 
 /// The protocol versions that a process supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VersionRange {
-    /// The newest, its own.
+    /// The newest one.
     pub version: u32,
-    /// The oldest.
+    /// The oldest one.
     pub oldest: u32,
 }
 
@@ -66,9 +66,9 @@ static STAMP: Stamp = Stamp {
 };
 
 impl VersionRange {
-    /// The versions that this build speaks.
+    /// The versions that this build supports.
     pub fn ours() -> Self {
-        // The compiler must not replace the read by the numbers that it knows.
+        // `black_box`, so that the compiler does not replace the read by constants.
         let stamp = std::hint::black_box(&STAMP);
         Self {
             version: stamp.version,
@@ -76,7 +76,7 @@ impl VersionRange {
         }
     }
 
-    /// We have a version in common.
+    /// Whether this build supports one of the versions.
     pub fn is_compatible(self) -> bool {
         let ours = Self::ours();
         self.version >= ours.oldest && self.oldest <= ours.version
@@ -91,7 +91,7 @@ impl Encode for VersionRange {
 }
 
 impl Decode for VersionRange {
-    /// Version 5 said its own alone; later ones may say more than we know of.
+    /// Version 5 sent one number. Later versions may send more fields, which are ignored.
     fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
         let version = u32::decode(input)?;
         let oldest = if input.is_empty() {
@@ -107,9 +107,9 @@ impl Decode for VersionRange {
 /// A setup step that failed: its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// What was being done, with the path it was done to.
+    /// The step, with its path.
     pub step: String,
-    /// The kernel's answer.
+    /// Error number of the kernel.
     pub errno: i32,
 }
 wire!(struct Fault { step, errno });

@@ -1,51 +1,37 @@
 //! Accept loop and HTTP connections: connection limit, timeouts and graceful shutdown.
 
+mod accept;
+mod connection;
 mod framing;
+mod http;
 mod request_body;
 mod stalled_streams;
 mod timeouts;
 mod transport;
 mod unauthenticated;
 
-use std::convert::Infallible;
-use std::io::{self, Cursor};
-use std::os::fd::{AsRawFd, RawFd};
-use std::pin::{Pin, pin};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_model::{Code, Error};
 use axum::Router;
-use axum::http::{Request, Response, StatusCode};
-use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Instant, sleep, timeout};
-use tower::ServiceExt as _;
+use tokio::time::{sleep, timeout};
 
-use crate::middleware::{ClientAddress, OverTls};
 use crate::tls::Tls;
-use framing::MAX_HEAD_BYTES;
+use accept::{AcceptFailures, Accepted, accept, is_client_abort};
+pub(crate) use connection::Connection;
+use connection::ConnectionService;
+use http::HttpBuilders;
 pub(crate) use request_body::IdleExemption;
-use stalled_streams::{SendProgress, StreamExecutor};
-use timeouts::{ConnectionTimeout, ConnectionTimer, ResponseBody, TimedIo};
-use transport::Transport;
+use timeouts::ConnectionTimer;
 use unauthenticated::Unauthenticated;
 
-/// Read and write buffer of one connection.
-const BUFFER_BYTES: usize = 256 << 10;
-/// Length of the HTTP/2 connection preface.
-const PREFACE_LEN: usize = 24;
 /// Delay before `accept` is retried after a failure.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Interval of the log line about failed accepts, and time without a failure after which they count
-/// as resolved.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
-const RECOVERY_TIME: Duration = Duration::from_secs(1);
 
 /// A listening socket.
 #[derive(Debug)]
@@ -81,7 +67,7 @@ impl ConnectionLimits {
         (self.max_connections as usize / 2).max(1)
     }
 
-    fn is_reserved(&self, descriptor: &(impl AsRawFd + ?Sized)) -> bool {
+    fn is_reserved(&self, descriptor: &impl AsRawFd) -> bool {
         descriptor.as_raw_fd() >= self.first_reserved_fd
     }
 }
@@ -137,85 +123,6 @@ pub async fn serve(
     drop(listener);
     // All connections have returned their permits.
     let _ = permits.acquire_many(limits.max_connections).await;
-}
-
-/// Errors of a connection that the client closed before it was accepted.
-fn is_client_abort(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(
-        error.kind(),
-        ConnectionAborted | ConnectionRefused | ConnectionReset
-    )
-}
-
-/// Logs failed accepts: the first, then one per interval, and the recovery.
-#[derive(Debug, Default)]
-struct AcceptFailures {
-    attempts: u64,
-    /// Times of the last failure and of the last log line.
-    times: Option<(Instant, Instant)>,
-}
-
-impl AcceptFailures {
-    fn record(&mut self, error: &io::Error) {
-        self.attempts += 1;
-        let now = Instant::now();
-        let logged = self.times.map(|(_, logged)| logged);
-        let due = logged.is_none_or(|logged| now >= logged + LOG_INTERVAL);
-        if due {
-            tracing::warn!(%error, attempts = self.attempts, "cannot accept connections");
-        }
-        let logged = logged.filter(|_| !due).unwrap_or(now);
-        self.times = Some((now, logged));
-    }
-
-    /// Called after a successful accept. While descriptors are short, single accepts still succeed.
-    fn recovered(&mut self) {
-        if self
-            .times
-            .is_some_and(|(last, _)| last.elapsed() >= RECOVERY_TIME)
-        {
-            tracing::info!(attempts = self.attempts, "accepting connections again");
-            *self = Self::default();
-        }
-    }
-}
-
-enum Accepted {
-    Tcp(tokio::net::TcpStream),
-    Unix(tokio::net::UnixStream),
-}
-
-impl Accepted {
-    fn client(&self) -> Option<ClientAddress> {
-        match self {
-            Self::Tcp(stream) => stream.peer_addr().ok().map(|peer| ClientAddress(peer.ip())),
-            Self::Unix(_) => None,
-        }
-    }
-}
-
-impl AsRawFd for Accepted {
-    fn as_raw_fd(&self) -> RawFd {
-        match self {
-            Self::Tcp(stream) => stream.as_raw_fd(),
-            Self::Unix(stream) => stream.as_raw_fd(),
-        }
-    }
-}
-
-async fn accept(listener: &Listener) -> io::Result<Accepted> {
-    match listener {
-        Listener::Plain(listener) | Listener::Tls(listener, _) => {
-            let (stream, _) = listener.accept().await?;
-            stream.set_nodelay(true)?;
-            Ok(Accepted::Tcp(stream))
-        }
-        Listener::Unix(listener) => listener
-            .accept()
-            .await
-            .map(|(stream, _)| Accepted::Unix(stream)),
-    }
 }
 
 /// State shared by all connections of a listener.
@@ -311,182 +218,5 @@ impl Connections {
             }
             timer.end();
         });
-    }
-}
-
-/// Request extension: the connection of the request.
-#[derive(Debug, Clone)]
-pub(crate) struct Connection(ConnectionTimer);
-
-impl Connection {
-    /// Records that a request was authenticated, by a key, token, ticket or signature.
-    pub(crate) fn authenticate(&self) {
-        self.0.authenticate();
-    }
-
-    /// Records that a sandbox serves a request without credentials: the connection is not closed
-    /// for a new one meanwhile. Fails if visitors have all connections that they may have.
-    pub(crate) fn serve_visitor(&self) -> Result<(), Error> {
-        if self.0.serve_visitor() {
-            return Ok(());
-        }
-        let message =
-            "the server has no connections left for visitors of ports without a credential";
-        Err(Error::new(Code::NoCapacity, message)
-            .remedy("try again after the seconds of Retry-After, or use a signed link to the port"))
-    }
-
-    /// Closes an HTTP/1 connection with a TCP reset: some clients report any other close in the
-    /// middle of a response as a protocol error. In HTTP/2 only the stream is reset.
-    pub(crate) fn reset_at_close(&self) {
-        self.0.reset_at_close();
-    }
-
-    /// Rejects a connection to a port whose descriptor is in the reserved range.
-    pub(crate) fn check_descriptor(
-        &self,
-        descriptor: &(impl AsRawFd + ?Sized),
-    ) -> Result<(), Error> {
-        if !self.0.limits().is_reserved(descriptor) {
-            return Ok(());
-        }
-        let message = "the server has no file descriptors left for connections to ports";
-        Err(Error::new(Code::NoCapacity, message)
-            .remedy("retry, or raise the server's limit of open files"))
-    }
-}
-
-/// Serves the requests of one connection.
-#[derive(Clone)]
-struct ConnectionService {
-    router: Router,
-    over_tls: bool,
-    client: Option<ClientAddress>,
-    limits: ConnectionLimits,
-    timer: ConnectionTimer,
-    stop: watch::Receiver<bool>,
-}
-
-impl ConnectionService {
-    async fn handle(
-        self,
-        request: Request<Incoming>,
-    ) -> Result<Response<ResponseBody>, Infallible> {
-        let guard = self.timer.begin_request();
-        let exemption = IdleExemption::default();
-        let mut request = request_body::with_idle_timeout(
-            request,
-            self.limits.body_idle_timeout,
-            &exemption,
-            &guard,
-        );
-        request.extensions_mut().insert(exemption);
-        request
-            .extensions_mut()
-            .insert(Connection(self.timer.clone()));
-        if let Some(client) = self.client {
-            request.extensions_mut().insert(client);
-        }
-        if self.over_tls {
-            request.extensions_mut().insert(OverTls);
-        }
-        let response = self.router.oneshot(request).await?;
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            self.timer.upgrade();
-        }
-        Ok(response.map(|body| ResponseBody::new(body, guard, SendProgress::of_current_stream())))
-    }
-
-    /// Serves until the client disconnects, a timeout expires, or a graceful shutdown is complete.
-    async fn run_connection<C: Future<Output = hyper::Result<()>>>(
-        mut self,
-        connection: C,
-        end: impl FnOnce(Pin<&mut C>),
-    ) -> hyper::Result<()> {
-        let mut connection = pin!(connection);
-        tokio::select! {
-            done = connection.as_mut() => return done,
-            _ = self.stop.wait_for(|stop| *stop) => {}
-            next_timeout = self.timer.next_timeout(self.limits.idle_timeout) => if next_timeout == ConnectionTimeout::Head {
-                return Ok(());
-            }
-        }
-        end(connection.as_mut());
-        tokio::select! {
-            done = connection => done,
-            _ = self.timer.next_timeout(self.limits.head_timeout) => Ok(()),
-        }
-    }
-}
-
-/// Configured connection builders.
-struct HttpBuilders {
-    http1: http1::Builder,
-    http2: http2::Builder<StreamExecutor>,
-}
-
-impl HttpBuilders {
-    fn new(limits: ConnectionLimits) -> Self {
-        let head_timeout = limits.head_timeout;
-        let mut http1 = http1::Builder::new();
-        // `ConnectionTimer` enforces the timeout for heads and idle connections.
-        http1
-            .header_read_timeout(None)
-            .max_header_size(MAX_HEAD_BYTES)
-            .max_buf_size(BUFFER_BYTES);
-        let mut http2 = http2::Builder::new(StreamExecutor {
-            stall_timeout: limits.body_idle_timeout,
-        });
-        http2
-            .timer(TokioTimer::new())
-            // Detects clients that are gone.
-            .keep_alive_interval(head_timeout)
-            .keep_alive_timeout(head_timeout)
-            .max_header_list_size(u16::MAX.into());
-        Self { http1, http2 }
-    }
-
-    async fn serve_http1(
-        &self,
-        stream: impl Transport,
-        connection_service: ConnectionService,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> hyper::Result<()> {
-        let service = connection_service.clone();
-        let service = service_fn(move |request| service.clone().handle(request));
-        let stream = TokioIo::new(TimedIo::new(
-            stream,
-            connection_service.timer.clone(),
-            permit,
-        ));
-        let connection = self.http1.serve_connection(stream, service).with_upgrades();
-        let end = http1::UpgradeableConnection::graceful_shutdown;
-        connection_service.run_connection(connection, end).await
-    }
-
-    async fn serve_http2(
-        &self,
-        mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        connection_service: ConnectionService,
-    ) -> hyper::Result<()> {
-        // HTTP/2 pings start only after the preface.
-        let mut first = [0; PREFACE_LEN];
-        let preface = timeout(
-            connection_service.limits.head_timeout,
-            stream.read_exact(&mut first),
-        )
-        .await;
-        if !matches!(preface, Ok(Ok(_))) {
-            return Ok(());
-        }
-        connection_service.timer.preface_received();
-        let (reader, writer) = tokio::io::split(stream);
-        let stream = tokio::io::join(Cursor::new(first).chain(reader), writer);
-        let service = connection_service.clone();
-        let service = service_fn(move |request| service.clone().handle(request));
-        let connection = self.http2.serve_connection(TokioIo::new(stream), service);
-        connection_service
-            .run_connection(connection, http2::Connection::graceful_shutdown)
-            .await
     }
 }

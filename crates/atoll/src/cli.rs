@@ -47,6 +47,7 @@ use std::sync::OnceLock;
 
 use atoll_model::{Code, Error};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use comfy_table::Table;
 
 use crate::config::Config;
 
@@ -303,6 +304,13 @@ pub(crate) fn print_error(error: &Error) {
 pub(crate) fn eprint_line(line: &str) {
     // A failed write to standard error cannot be reported.
     let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Creates a table without borders.
+pub(crate) fn borderless_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table
 }
 
 /// Prints a line of data on standard output.

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{SandboxCgroup, number_after, poll_until, wait_until, write};
+use super::SandboxCgroup;
+use super::directory::{poll_until, wait_until, write};
+use super::usage::number_after;
 use crate::Error;
 
 /// Time within which most sandboxes freeze, even if other processes use all processors.
@@ -27,8 +29,8 @@ impl SandboxCgroup {
 
     /// Waits until all are frozen. Thaws them if one does not freeze in time.
     pub fn wait_frozen(&self) -> Result<(), Error> {
-        let what = || format!("wait until {} stands still", self.v2.display());
-        wait_until(what, || self.is_fully_frozen()).inspect_err(|_| {
+        let step = || format!("wait until {} stands still", self.v2.display());
+        wait_until(step, || self.is_fully_frozen()).inspect_err(|_| {
             let _ = self.thaw();
         })
     }
@@ -38,7 +40,7 @@ impl SandboxCgroup {
     fn is_fully_frozen(&self) -> bool {
         let frozen = |path: &Path| match fs::read_to_string(path.join("cgroup.events")) {
             Ok(events) => number_after(&events, "frozen") == 1,
-            // An exec that ended meanwhile.
+            // The exec has ended meanwhile.
             Err(_) => true,
         };
         let below = fs::read_dir(&self.v2).into_iter().flatten().flatten();
@@ -49,14 +51,14 @@ impl SandboxCgroup {
             && !self.has_unfrozen()
     }
 
-    /// A process of the group itself, PID 1 or a helper, has not come to its halt: one that is to be frozen was woken
-    /// by that, and sleeps again only when it is. PID 1 waits for a program that begins as others wait for a disk, and does
-    /// nothing else in that state.
+    /// Whether a process of the group itself, PID 1 or a helper, is not frozen yet. The freezer wakes each process, which is
+    /// runnable until it has frozen. PID 1 in state D counts as frozen: it waits for the `execve` of a child that
+    /// shares its memory, and does nothing else.
     fn has_unfrozen(&self) -> bool {
         let own = fs::read_to_string(self.v2.join("cgroup.procs")).unwrap_or_default();
         own.lines().any(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            // The name before it may have any form.
+            // The command name before the last `)` may contain any character.
             let mut rest = stat
                 .rsplit_once(") ")
                 .map_or("", |(_, rest)| rest)
@@ -70,8 +72,7 @@ impl SandboxCgroup {
         })
     }
 
-    /// Lets them go on. From here on they can: when the first of them has is not waited for, it may be long
-    /// where others use all processors.
+    /// Thaws all processes. Does not wait until one runs, which may take long while all processors are busy.
     pub fn thaw(&self) -> Result<(), Error> {
         write(&self.v2.join("cgroup.freeze"), "0")
     }

@@ -1,4 +1,4 @@
-//! The control group of one exec, in cgroup2 only.
+//! Leaf: the cgroup of one exec, in cgroup2 only.
 
 use std::fs;
 use std::io;
@@ -8,54 +8,61 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{SandboxCgroup, make, number_after, open};
+use super::SandboxCgroup;
+use super::directory::{create_directory, open};
+use super::usage::number_after;
 use crate::Error;
 
 /// A directory of cgroup2 that holds one exec.
 #[derive(Debug)]
 pub struct Leaf {
     path: PathBuf,
-    /// Nothing of one that was taken over, which is not used again.
+    /// `None` for a leaf of an adopted exec, which is not reused.
     directory: Option<Arc<Directory>>,
-    state: Mutex<Use>,
+    state: Mutex<LeafState>,
 }
 
-/// What is open of a directory: making and opening things takes longer than all else around a short command.
+/// Open descriptors of a leaf. They are kept for the next exec: creating and opening a cgroup is the largest part of the
+/// overhead of a short command.
 #[derive(Debug)]
 struct Directory {
-    /// For cloning into it.
-    itself: OwnedFd,
+    /// Target of `CLONE_INTO_CGROUP`.
+    descriptor: OwnedFd,
     /// `cgroup.events`; opened on first use.
     events: OnceLock<OwnedFd>,
 }
 
-/// What became of a leaf.
+/// State of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
-    /// It holds its exec.
-    Own,
-    /// Everything in it was killed. The kernel remembers that, and would kill whatever is cloned
-    /// into it later from a group that was not: it is never used again.
+enum LeafState {
+    /// Has the processes of its exec.
+    InUse,
+    /// All its processes were killed. The kernel would also kill a process that is cloned into it later from a
+    /// group that was not killed, so it is never reused.
     Killed,
-    /// The exec is over and the directory another's.
-    GivenUp,
+    /// The exec has ended, and the directory belongs to another exec.
+    Released,
 }
 
-/// The directory of an ended exec.
+/// Result of [`Leaf::end`].
 #[derive(Debug)]
 pub enum End {
-    /// Children of the exec live on in it.
+    /// Children of the exec still run in it.
     Lingers,
-    /// It was removed, or is another's.
+    /// The directory was removed, or belongs to another exec.
     Gone,
-    /// It is empty and can hold another exec.
+    /// The directory is empty and can be reused.
     Spare(Leaf),
 }
 
 impl SandboxCgroup {
     /// The directory of an exec that an earlier server started. A directory is reused after its exec has ended.
     pub fn named_leaf(&self, name: &str, ended: bool) -> Leaf {
-        let state = if ended { Use::GivenUp } else { Use::Own };
+        let state = if ended {
+            LeafState::Released
+        } else {
+            LeafState::InUse
+        };
         Leaf {
             path: self.v2.join(name),
             directory: None,
@@ -63,10 +70,10 @@ impl SandboxCgroup {
         }
     }
 
-    /// Makes a directory for one exec.
+    /// Creates the directory of one exec.
     pub fn leaf(&self, name: &str) -> Result<Leaf, Error> {
         let path = self.v2.join(name);
-        make(&path)?;
+        create_directory(&path)?;
         self.chown_to_sandbox(&path)?;
         let directory = Directory::new(open(&path)?);
         Ok(Leaf::new(path, Arc::new(directory)))
@@ -75,7 +82,7 @@ impl SandboxCgroup {
 
 impl Leaf {
     fn new(path: PathBuf, directory: Arc<Directory>) -> Self {
-        let state = Mutex::new(Use::Own);
+        let state = Mutex::new(LeafState::InUse);
         Self {
             path,
             directory: Some(directory),
@@ -83,30 +90,30 @@ impl Leaf {
         }
     }
 
-    /// The directory, for cloning into it.
+    /// Descriptor of the directory, for `CLONE_INTO_CGROUP`.
     pub fn directory(&self) -> Option<BorrowedFd<'_>> {
         let directory = self.directory.as_ref();
-        directory.map(|directory| directory.itself.as_fd())
+        directory.map(|directory| directory.descriptor.as_fd())
     }
 
-    /// Its name among the sandbox's.
+    /// Name of the directory.
     pub fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    fn state(&self) -> MutexGuard<'_, Use> {
+    fn state(&self) -> MutexGuard<'_, LeafState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Kills everything the exec started.
+    /// Kills all processes of the exec.
     pub fn kill(&self) -> io::Result<()> {
-        // Held across the write: in between the directory could become another exec's.
+        // Locked during the write, so that the directory is not given to another exec meanwhile.
         let mut state = self.state();
-        if *state == Use::GivenUp {
+        if *state == LeafState::Released {
             return Ok(());
         }
-        *state = Use::Killed;
+        *state = LeafState::Killed;
         match fs::write(self.path.join("cgroup.kill"), "1") {
             // Removed: no process is left.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -114,20 +121,19 @@ impl Leaf {
         }
     }
 
-    /// What to do with the directory of an ended exec. Making and removing one takes longer than
-    /// all else around a short command, so an empty one is used again.
+    /// Ends the use of the leaf by its exec. An empty directory is returned for reuse.
     pub fn end(&self) -> End {
         let mut state = self.state();
         match (*state, &self.directory) {
-            (Use::GivenUp, _) => End::Gone,
-            (Use::Own, Some(directory)) => {
+            (LeafState::Released, _) => End::Gone,
+            (LeafState::InUse, Some(directory)) => {
                 if directory.is_populated() {
                     return End::Lingers;
                 }
-                *state = Use::GivenUp;
+                *state = LeafState::Released;
                 End::Spare(Self::new(self.path.clone(), Arc::clone(directory)))
             }
-            (Use::Killed, _) | (Use::Own, None) => match fs::remove_dir(&self.path) {
+            (LeafState::Killed, _) | (LeafState::InUse, None) => match fs::remove_dir(&self.path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => End::Lingers,
                 _ => End::Gone,
             },
@@ -136,9 +142,9 @@ impl Leaf {
 }
 
 impl Directory {
-    fn new(itself: OwnedFd) -> Self {
+    fn new(descriptor: OwnedFd) -> Self {
         let events = OnceLock::new();
-        Self { itself, events }
+        Self { descriptor, events }
     }
 
     fn events(&self) -> io::Result<&OwnedFd> {
@@ -146,11 +152,11 @@ impl Directory {
             return Ok(events);
         }
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let events = rustix::fs::openat(&self.itself, c"cgroup.events", flags, Mode::empty())?;
+        let events = rustix::fs::openat(&self.descriptor, c"cgroup.events", flags, Mode::empty())?;
         Ok(self.events.get_or_init(|| events))
     }
 
-    /// It has processes, or its state cannot be read; it is not reused now.
+    /// Whether the leaf has processes. True if that cannot be read, so that it is not reused.
     fn is_populated(&self) -> bool {
         let mut text = [0; 256];
         let read = self

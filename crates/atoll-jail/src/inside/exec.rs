@@ -1,4 +1,4 @@
-//! Starts programs.
+//! Start of programs.
 //!
 //! The child shares PID 1's memory until it executes the program, as after `vfork`, and PID 1 is suspended meanwhile:
 //! no memory is copied for a process that replaces it at once, and the child stores its error where PID 1 reads it. The
@@ -19,32 +19,32 @@ use rustix::io::Errno;
 
 use super::users::{self, Identity, Known};
 use crate::seccomp::Clone3Cookie;
-use crate::sys::{self, Words};
+use crate::sys::{self, StringArray};
 use crate::wire::{Boot, Exec, Part, Streams};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SHELL: &CStr = c"/bin/sh";
 
-/// What PID 1 and a program are worth to a kernel that is out of memory: the higher dies first. A child has what PID 1
-/// has at the clone, which takes memory itself: there PID 1 is still worth more than any program that runs.
+/// `oom_score_adj` of PID 1 and of programs: the process with the higher score is killed first. A child has the score of
+/// PID 1 during the clone, which allocates memory; at that point PID 1 still has a lower score than running programs.
 const INIT: &[u8] = b"0";
 const CHILD: &[u8] = b"200";
 const PROGRAM: &[u8] = b"300";
-/// How long PID 1 waits, in microseconds, until it may give a program its own.
+/// Time in microseconds for which PID 1 waits until it can set the score of a program.
 const PAUSES: [u64; 6] = [10, 100, 1000, 10_000, 50_000, 0];
 
-/// The part of a request that could not be met, and the kernel's answer.
+/// The part of a request that failed, and the error number.
 pub(super) type Refusal = (Part, i32);
 
-/// What PID 1 keeps from one program to the next.
+/// State of PID 1 that is shared by all starts.
 pub(super) struct Launcher {
-    /// PID 1's own score.
+    /// `oom_score_adj` of PID 1.
     oom_score: File,
     /// The sandbox's `/proc`.
     processes: OwnedFd,
     /// User of the last program.
     known: Option<Known>,
-    /// For `clone3`.
+    /// Secret that the filter requires for `clone3`.
     cookie: Clone3Cookie,
 }
 
@@ -88,8 +88,8 @@ impl Launcher {
         let words = || {
             Ok::<_, NulError>((
                 strings(places(program, path).into_iter())?,
-                Words::of_program(SHELL, strings(exec.argv.iter().cloned())?),
-                Words::new(strings(joined(&variables))?),
+                StringArray::with_shell(SHELL, strings(exec.argv.iter().cloned())?),
+                StringArray::new(strings(joined(&variables))?),
             ))
         };
         let (places, argv, environment) = words().map_err(with_nul(Part::Program))?;
@@ -112,8 +112,8 @@ impl Launcher {
         self.oom_score.write_at(value, 0)
     }
 
-    /// Makes a program that was started die before PID 1's next child. Where root inside has mounted something it
-    /// changes nothing, and one that has ended needs nothing.
+    /// Raises the OOM score of a started program, so that it is killed before PID 1's next child. Has no effect if root
+    /// inside has mounted something over the file, or if the program has ended.
     pub(super) fn give_score(&self, pid: i32) {
         let path = format!("{pid}/oom_score_adj");
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -127,7 +127,7 @@ impl Launcher {
                     let _ = rustix::io::write(score, PROGRAM);
                     return;
                 }
-                // The kernel sets PID 1 free a moment before the child has left its memory.
+                // The kernel resumes PID 1 slightly before the child has left its memory.
                 Err(Errno::ACCESS) => std::thread::sleep(Duration::from_micros(pause)),
                 Err(_) => return,
             }
@@ -166,7 +166,7 @@ impl Directory {
             Self::Requested(requested) => requested,
         };
         rustix::process::chdir(requested.as_c_str())?;
-        // A directory that cannot be reached from our root has no path from it.
+        // A directory outside of the root has no path.
         if sys::is_below_root()? {
             Ok(())
         } else {
@@ -175,7 +175,7 @@ impl Directory {
     }
 }
 
-/// A program to be started, with all that its child needs.
+/// A program to start, with everything that its child needs.
 struct Launch<'a> {
     boot: &'a Boot,
     launcher: &'a Launcher,
@@ -183,19 +183,20 @@ struct Launch<'a> {
     terminal: bool,
     identity: &'a Identity,
     directory: Directory,
-    /// Where the program may be, in the order in which it is looked for.
+    /// Candidate paths of the program, in the order of the search.
     places: &'a [CString],
-    /// The program was given by its path.
+    /// Whether the program was given by its path.
     by_path: bool,
-    argv: Words,
-    environment: Words,
+    argv: StringArray,
+    environment: StringArray,
 }
 
 impl Launch<'_> {
     /// Starts the child that executes the program and returns its pid.
     fn start(&mut self, cgroup: Option<BorrowedFd<'_>>) -> Result<i32, Refusal> {
         let launcher = self.launcher;
-        // Programs die before PID 1 when memory runs out. A child inherits the score; its own it could not open.
+        // Programs are killed before PID 1 when memory runs out. The child inherits the score, because it cannot open its
+        // own file.
         let scored = launcher.score(CHILD);
         scored.map_err(|error| (Part::Setup, number(&error)))?;
         let mut refused = None;
@@ -207,7 +208,7 @@ impl Launch<'_> {
                 refused = Some((part, number(&error)));
             })
         };
-        // A child that was killed at once has not restored the score.
+        // A child that was killed immediately has not restored the score.
         let _ = launcher.score(INIT);
         match (cloned, refused) {
             (Ok(_), Some(refusal)) => Err(refusal),
@@ -216,9 +217,9 @@ impl Launch<'_> {
         }
     }
 
-    /// In the child: becomes the program; returns only with the reason why not.
+    /// In the child: executes the program; returns only on failure.
     fn run(&mut self) -> (Part, io::Error) {
-        // While it has ours, PID 1 itself could be chosen.
+        // While both share the memory, the OOM killer could select PID 1.
         if let Err(error) = self.launcher.score(INIT).and_then(|_| self.leave()) {
             return (Part::Setup, error);
         }
@@ -228,7 +229,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Leaves everything of PID 1 behind: session, signals, descriptors.
+    /// Resets session, signals and descriptors.
     fn leave(&self) -> io::Result<()> {
         rustix::process::setsid()?;
         sys::unblock_signals();
@@ -242,7 +243,7 @@ impl Launch<'_> {
     }
 
     fn place_streams(&self) -> io::Result<()> {
-        // The numbers of the three may be taken by what we still need: go through copies above them.
+        // Numbers 0 to 2 may be in use by descriptors that are still needed, so they are copied above first.
         let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 10);
         let null = || {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -264,7 +265,7 @@ impl Launch<'_> {
         Ok(())
     }
 
-    /// Changes to the user and to the working directory.
+    /// Sets the user and the working directory.
     fn become_user(&self) -> Result<(), (Part, io::Error)> {
         let identity = self.identity;
         own_streams(identity);
@@ -286,7 +287,7 @@ impl Launch<'_> {
             let error = sys::execute(place, &self.argv, &self.environment);
             if error.raw_os_error() == Some(libc::ENOEXEC) {
                 // A file of unknown format is run by the shell (`ENOEXEC`).
-                self.argv.become_script(place);
+                self.argv.use_shell(place);
                 let without = sys::execute(SHELL, &self.argv, &self.environment);
                 return match without.raw_os_error() {
                     Some(libc::ENOENT) => error,
@@ -296,7 +297,7 @@ impl Launch<'_> {
             match error.raw_os_error() {
                 _ if self.by_path => return error,
                 Some(libc::ENOENT | libc::ENOTDIR) => {}
-                // Another directory of `PATH` may have an executable one.
+                // Another directory of `PATH` may have an executable file.
                 Some(libc::EACCES) => reason = error,
                 _ => return error,
             }
@@ -305,8 +306,8 @@ impl Launch<'_> {
     }
 }
 
-/// Gives the standard streams to the user where they were made for this exec: a program that
-/// opens `/dev/stdout` has its permissions checked.
+/// Changes the owner of standard streams that were created for this exec: when a program opens `/dev/stdout`, the kernel
+/// checks its permissions.
 fn own_streams(identity: &Identity) {
     for stream in [
         rustix::stdio::stdin(),
@@ -319,7 +320,7 @@ fn own_streams(identity: &Identity) {
         // Other descriptors keep their owner.
         let _ = match kind {
             Ok(FileType::Fifo) => rustix::fs::fchown(stream, uid, Some(gid)),
-            // Its group is `tty`, as ever.
+            // The group of terminals is `tty`.
             Ok(FileType::CharacterDevice) if rustix::termios::isatty(stream) => {
                 rustix::fs::fchown(stream, uid, None)
             }
@@ -328,7 +329,7 @@ fn own_streams(identity: &Identity) {
     }
 }
 
-/// Built-in variables, then those the server sent; a later one wins.
+/// Built-in variables, then those of the server; later ones take precedence.
 fn environment(boot: &Boot, exec: &Exec, identity: &Identity) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     let mut set = |name: &[u8], value: &[u8]| match all.iter_mut().find(|(known, _)| known == name)
@@ -364,7 +365,7 @@ fn is_path(program: &[u8]) -> bool {
     program.contains(&b'/')
 }
 
-/// Where a program may be: by its path, or in each directory of `PATH`.
+/// Candidate paths of a program: its path, or one in each directory of `PATH`.
 fn places(program: &[u8], path: &[u8]) -> Vec<Vec<u8>> {
     if is_path(program) {
         return vec![program.to_vec()];

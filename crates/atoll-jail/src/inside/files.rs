@@ -1,7 +1,6 @@
-//! File operations, each in a helper process: a clone of PID 1 that changes to the requested user, does
-//! the work with the sandbox's own view of its files, and ends. Paths are the sandbox's; whatever
-//! they lead to, the rights are the sandbox's too. Data goes through a pipe that the server made,
-//! so no descriptor ever comes out.
+//! File operations, each in a helper process: a clone of PID 1 that changes to the requested user, executes the operation
+//! in the sandbox, and exits. Paths are resolved in the sandbox with the rights of the sandbox. Data is transferred
+//! through a pipe that the server created, so no descriptor leaves the sandbox.
 
 mod attributes;
 mod copy;
@@ -28,7 +27,7 @@ use crate::wire::{
 
 type Answer = Channel<FromHelper, ToHelper>;
 
-/// Why an operation failed, and on which path.
+/// Failure of an operation, with its path.
 struct Failed {
     why: Failure,
     errno: i32,
@@ -50,7 +49,7 @@ impl Failed {
     }
 }
 
-/// Names the path an I/O error is about.
+/// Adds the path to an I/O error.
 trait At<T> {
     fn at(self, path: &Path) -> Result<T, Failed>;
 }
@@ -65,8 +64,8 @@ impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
     }
 }
 
-/// Starts a helper and returns its pid. Descriptors: the answer socket, and the data pipe if there is one. If the helper
-/// cannot be started, PID 1 answers in its place.
+/// Starts a helper and returns its pid. Descriptors: the response socket, and the data pipe if there is one. If the
+/// helper cannot be started, PID 1 responds instead.
 pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> Option<i32> {
     let mut descriptors = descriptors.into_iter();
     let answer = descriptors.next()?;
@@ -102,7 +101,7 @@ pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> 
     }
 }
 
-/// Closes everything of PID 1's but the helper's own two descriptors.
+/// Closes all descriptors of PID 1 except the two of the helper.
 fn keep_only(answer: OwnedFd, data: Option<OwnedFd>) -> Option<(OwnedFd, Option<OwnedFd>)> {
     let _ = rustix::process::setsid();
     sys::unblock_signals();
@@ -143,7 +142,7 @@ impl Caller {
         )))
     }
 
-    /// Gives a new object to the user.
+    /// Sets the owner of a new object.
     fn own(&self, path: &Path) -> Result<(), Failed> {
         match self.owner {
             Some((uid, gid)) => lchown(path, Some(uid), Some(gid)).at(path),
@@ -151,7 +150,7 @@ impl Caller {
         }
     }
 
-    /// Makes missing directories down to this one.
+    /// Creates a directory and its missing parents.
     fn make_directories(&self, path: &Path) -> Result<(), Failed> {
         match fs::metadata(path) {
             Ok(found) if found.is_dir() => Ok(()),
@@ -161,7 +160,7 @@ impl Caller {
                     self.make_directories(parent)?;
                 }
                 match fs::create_dir(path) {
-                    // Another process was faster.
+                    // Another process has created it meanwhile.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
                     made => made.at(path).and_then(|()| self.own(path)),
                 }
@@ -180,7 +179,7 @@ pub(super) fn absolute(path: &[u8], home: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Does the work; true if a list left something out.
+/// Executes the operation; true if a list is incomplete.
 fn work(
     boot: &Boot,
     call: &FileCall,
@@ -375,20 +374,20 @@ fn entry(path: &Path, name: &OsStr, found: &fs::Metadata) -> Entry {
     }
 }
 
-/// Describes what is below a directory, parents before children, names in order.
+/// Describes the entries below a directory, parents before children, sorted by name.
 fn list(top: &Path, depth: u32, limit: u32, answer: &Answer) -> Result<bool, Failed> {
     const TOGETHER: usize = 6 * 1024;
     if !fs::metadata(top).at(top)?.is_dir() {
         return Err(Failed::new(Failure::NotADirectory, top));
     }
     let (mut sent, mut bytes, mut batch) = (0, 0, Vec::new());
-    // Directories still to be read; the last is next.
+    // Stack of directories to read.
     let mut waiting = vec![(PathBuf::new(), 1)];
     while let Some((relative, level)) = waiting.pop() {
         let directory = top.join(&relative);
         let entries = match fs::read_dir(&directory) {
             Ok(entries) => entries,
-            // What cannot be read below the top is listed and not entered.
+            // Unreadable directories below the top are listed and not entered.
             Err(_) if level > 1 => continue,
             Err(error) => return Err(error).at(&directory),
         };
@@ -397,7 +396,7 @@ fn list(top: &Path, depth: u32, limit: u32, answer: &Answer) -> Result<bool, Fai
         let mut below = Vec::new();
         for name in names {
             let (path, name) = (directory.join(&name), relative.join(&name));
-            // It may have gone in the meantime.
+            // The entry may have been removed meanwhile.
             let Ok(found) = fs::symlink_metadata(&path) else {
                 continue;
             };
@@ -423,7 +422,7 @@ fn list(top: &Path, depth: u32, limit: u32, answer: &Answer) -> Result<bool, Fai
     Ok(false)
 }
 
-/// A path as the kernel wants it.
+/// A path as a C string.
 fn c_path(path: &Path) -> Result<CString, Failed> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| Failed {
         why: Failure::Kernel,

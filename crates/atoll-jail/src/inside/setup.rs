@@ -1,5 +1,6 @@
-//! How PID 1 becomes a sandbox: everything that needs no root first, then, when the root comes,
-//! the rest. Mounts are attached by descriptor and never through a symbolic link, so that a template that ships `/dev` or `/proc` as one gets nowhere.
+//! Setup of the sandbox by PID 1: first the steps that do not need the root, and the others when the root arrives. Mounts
+//! are attached by descriptor and never through a symbolic link, so that a template with `/dev` or `/proc` as a link is
+//! rejected.
 
 use std::ffi::CString;
 use std::fs;
@@ -18,8 +19,9 @@ use crate::seccomp::Clone3Cookie;
 use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 
-/// `CAP_SYS_ADMIN` in the sandbox's own user namespace: PID 1 installs the filter with it. Later it is only permitted and never in
-/// effect: the kernel lets root inside the sandbox change the scheduling only of processes without more permitted capabilities.
+/// `CAP_SYS_ADMIN` in the sandbox's own user namespace: PID 1 installs the filter with it. Later it is permitted
+/// but not effective: root inside may change the scheduling only of processes whose permitted capabilities are a subset
+/// of its own.
 const SYS_ADMIN: u64 = 1 << 21;
 
 impl From<Error> for Fault {
@@ -40,15 +42,14 @@ impl From<Error> for Fault {
 /// State of PID 1 after the setup.
 pub(super) struct Made {
     pub(super) boot: Boot,
-    /// PID 1's own `oom_score_adj`, which can be opened only before PID 1 is closed to all processes, itself
-    /// included.
+    /// PID 1's `oom_score_adj`. It can be opened only before PID 1 becomes undumpable.
     pub(super) oom_score: fs::File,
     /// For `clone3`.
     pub(super) cookie: Clone3Cookie,
     pub(super) views: Views,
 }
 
-/// Follows the server's two messages; the sandbox is complete afterwards.
+/// Handles the messages `Boot` and `Go`; afterwards the sandbox is complete.
 pub(super) fn become_sandbox(server: &Server) -> Result<Made, Fault> {
     let Some(Packet {
         message: ToInit::Boot(boot),
@@ -119,7 +120,7 @@ fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 
-/// Does what needs no root; the views, and the detached mounts where they can be made already.
+/// Executes the steps that do not need the root. Returns the views, and the detached mounts that can be created already.
 fn prepare(boot: &Boot) -> Result<(Views, Vec<Option<OwnedFd>>), Error> {
     sys::default_signals();
     sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64)
@@ -181,7 +182,7 @@ fn with_attributes(tree: OwnedFd, mount: &Mount) -> Result<OwnedFd, Error> {
     Ok(tree)
 }
 
-/// Makes the mount our root and leaves everything else behind.
+/// Pivots to the new root and detaches all other mounts.
 fn enter(root: &OwnedFd) -> Result<(), Error> {
     move_mount(
         root.as_fd(),
@@ -215,8 +216,8 @@ fn attach(mount: &Mount, source: Option<OwnedFd>, root: &OwnedFd) -> Result<(), 
         .step(|| format!("mount {target_name}"))
 }
 
-/// Opens a mount point below the root without following a symbolic link. With `create`, what is
-/// missing is made: directories, and at the end a directory (true) or an empty file (false).
+/// Opens a mount point below the root without following symbolic links. With `create`, missing components are created:
+/// directories, and as the last one a directory (true) or an empty file (false).
 fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<OwnedFd, Error> {
     let refused = |error: io::Error| {
         let link = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR));
@@ -227,7 +228,7 @@ fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<Owned
         };
         Error::step(format!("open the mount point {path}{hint}"), error)
     };
-    // What is there is found in one step.
+    // An existing mount point is opened in one step.
     let mut flags = OFlags::PATH | OFlags::CLOEXEC;
     if create == Some(true) {
         flags |= OFlags::DIRECTORY;
@@ -268,14 +269,13 @@ fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<Owned
     Ok(at)
 }
 
-/// Gives up what the sandbox must not have. After this nothing privileged is left but what starting
-/// programs as other users of the sandbox needs.
+/// Drops privileges. Afterwards PID 1 has only those that it needs to start programs as other users of the sandbox.
 fn confine(boot: &Boot) -> Result<Clone3Cookie, Error> {
     for capability in 0..64 {
         if boot.capabilities & (1 << capability) == 0 {
             match sys::prctl(libc::PR_CAPBSET_DROP, capability) {
                 Ok(_) => {}
-                // The first number the kernel does not know: there are no more.
+                // The first number that the kernel does not know ends the list.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
                 Err(error) => {
                     return Err(Error::step(format!("drop capability {capability}"), error));

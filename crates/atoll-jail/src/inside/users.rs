@@ -1,5 +1,5 @@
-//! Looks up users and groups of a sandbox. The files belong to the sandbox and are hostile; this
-//! runs only in PID 1 and its children, with the sandbox's own rights.
+//! Looks up users and groups of a sandbox. The files belong to the sandbox and are not trusted; the code runs only in PID 1
+//! and its children, with the rights of the sandbox.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use crate::wire::User;
 
-/// Maximum bytes of a name: the kernel's own limit.
+/// Maximum bytes of a name: the limit of the kernel.
 const LONGEST_NAME: usize = 256;
 
 /// A user of the sandbox, resolved.
@@ -30,8 +30,8 @@ pub(super) struct Known {
     identity: Identity,
 }
 
-/// The state of `/etc/passwd` and `/etc/group`; any change of the files changes it. `None` if they changed just
-/// now, when a further change might not be visible.
+/// Stamp of `/etc/passwd` and `/etc/group`, which differs after every change. `None` if they changed too recently for a
+/// further change to be visible.
 fn stamp() -> Option<Vec<u64>> {
     const SETTLED: u64 = 2;
     let now = std::time::SystemTime::now()
@@ -173,13 +173,13 @@ impl Names {
         Self { users, groups }
     }
 
-    /// A user's name, or its number where it has none.
+    /// Name of a user, or the number if it has no name.
     pub(super) fn user(&self, uid: u32) -> String {
         let name = self.users.get(&uid).cloned();
         name.unwrap_or_else(|| uid.to_string())
     }
 
-    /// A group's name, or its number where it has none.
+    /// Name of a group, or the number if it has no name.
     pub(super) fn group(&self, gid: u32) -> String {
         let name = self.groups.get(&gid).cloned();
         name.unwrap_or_else(|| gid.to_string())
@@ -234,7 +234,7 @@ fn groups(identity: &Identity, group: &str) -> Vec<u32> {
     groups
 }
 
-/// A small regular file's text; nothing if it is anything else.
+/// Text of a small regular file; `None` for others.
 fn read(path: &str) -> String {
     const LONGEST: u64 = 1 << 20;
     let text = || {

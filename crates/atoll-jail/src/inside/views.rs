@@ -1,8 +1,8 @@
 //! The small file system of the views (see [`Boot::views`](crate::wire::Boot::views)).
 //!
-//! Programs see parts of it through read-only mounts. The mount they are clones of is in no tree once PID 1
-//! has its root: only the descriptor here leads to it, and that is closed in every child. So PID 1 can write
-//! what no other process can, without the right to mount.
+//! Programs see parts of it through read-only clones of its mount. The mount itself is detached once PID 1 has its root:
+//! it is reachable only by the descriptor here, which is closed in every child. So PID 1 can write the views, without the
+//! right to mount, and no other process can.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -19,12 +19,12 @@ use crate::{Error, Step};
 
 /// The views of this sandbox.
 pub(super) struct Views {
-    /// Closed on exec, as everything that PID 1 opens.
+    /// Close-on-exec, like all descriptors of PID 1.
     root: OwnedFd,
 }
 
 impl Views {
-    /// Writes the views into a file system of their own, mounted where the root will go.
+    /// Writes the views into a new file system, mounted at the future mount point of the root.
     pub(super) fn make(views: &[(String, String)]) -> Result<Self, Error> {
         let root = new_mount("tmpfs", &[("mode", "0755"), ("size", "1m")])?;
         move_mount(
@@ -45,8 +45,8 @@ impl Views {
         Ok(Self { root })
     }
 
-    /// Replaces the contents of views. In place: a mount of a single file would not follow another one of its
-    /// name. The new text is written before the file is truncated, so that no reader finds it empty.
+    /// Replaces the contents of views, in place: a mount of a single file would not follow a rename. The new text is written
+    /// before the file is truncated, so that no reader finds it empty.
     pub(super) fn rewrite(&self, views: &[(String, String)]) -> io::Result<()> {
         for (path, contents) in views {
             let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -59,7 +59,7 @@ impl Views {
     }
 }
 
-/// Makes a directory, and those above it.
+/// Creates a directory and its parents.
 fn make_directories(root: &OwnedFd, path: &str) -> io::Result<()> {
     let mode = Mode::from_raw_mode(0o777);
     match rustix::fs::mkdirat(root, path, mode) {
@@ -73,7 +73,7 @@ fn make_directories(root: &OwnedFd, path: &str) -> io::Result<()> {
     }
 }
 
-/// Writes a file, in a directory that is made if it is not there.
+/// Writes a file; creates missing parent directories.
 fn write_new(root: &OwnedFd, path: &str, contents: &str) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let open = || rustix::fs::openat(root, path, flags, Mode::from_raw_mode(0o666));

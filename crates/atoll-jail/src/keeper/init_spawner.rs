@@ -1,8 +1,9 @@
 //! Clones PID 1 without copying the keeper's descriptor table.
 //!
-//! A keeper of a thousand sandboxes has several thousand of them. A plain clone copies all, and PID 1 closes
-//! all: that would be most of a create. So PID 1 begins with the keeper's own table, takes the first few numbers
-//! of it into a table of its own, and says so. Until then the keeper leaves these numbers alone.
+//! A keeper of a thousand sandboxes has several thousand descriptors. A plain clone copies all of them, and PID 1 closes
+//! them, which would take most of the time of a create. Therefore PID 1 starts with the keeper's table, unshares the
+//! first few numbers of it (`close_range` with `CLOSE_RANGE_UNSHARE`), and reports that. Until then the keeper does not
+//! use these numbers.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,11 +16,11 @@ use rustix::process::Pid;
 
 use crate::sys::{self, Cloned};
 
-/// Where PID 1 finds its control socket, and keeps it.
+/// Descriptor number of PID 1's control socket.
 const CONTROL: i32 = 3;
-/// Where PID 1 finds its end of the gate.
+/// Descriptor number of PID 1's end of the gate.
 const GATE: i32 = 4;
-/// Time limit for PID 1 to take its own table.
+/// Time limit for PID 1 to unshare its table.
 const START_TIMEOUT: Timespec = Timespec {
     tv_sec: Duration::from_secs(10).as_secs() as i64,
     tv_nsec: 0,
@@ -37,18 +38,18 @@ struct PendingInit {
 }
 
 impl InitSpawner {
-    /// Reserves the numbers, before anything else is opened.
+    /// Reserves the numbers; must be called before other descriptors are opened.
     pub(super) fn new() -> io::Result<Self> {
         free_numbers()?;
         Ok(Self { newest: None })
     }
 
-    /// Readable once the newest PID 1 has a descriptor table of its own.
+    /// Readable when the newest PID 1 has its own descriptor table.
     pub(super) fn gate(&self) -> Option<BorrowedFd<'_>> {
         self.newest.as_ref().map(|newest| newest.gate.as_fd())
     }
 
-    /// Clones a process that becomes `live` once [`Self::release`] is called; its pid.
+    /// Clones a process that runs `live` after [`Self::release`]; returns its pid.
     ///
     /// # Safety
     /// The process has a single thread.
@@ -81,7 +82,7 @@ impl InitSpawner {
         }
     }
 
-    /// Lets the newest PID 1 go on.
+    /// Lets the newest PID 1 continue.
     pub(super) fn release(&mut self) -> io::Result<()> {
         match &mut self.newest {
             Some(newest) => newest.gate.write_all(&[1]),
@@ -89,11 +90,11 @@ impl InitSpawner {
         }
     }
 
-    /// Waits until the newest PID 1 has a table of its own, or has ended.
+    /// Waits until the newest PID 1 has its own table, or has ended.
     pub(super) fn settle(&mut self) {
         if let Some(newest) = self.newest.take() {
             newest.settle();
-            // Its control socket is at an end when PID 1 is, and not when we are.
+            // The control socket must close when PID 1 ends, so the keeper does not keep its end.
             let _ = free_numbers();
         }
     }
@@ -103,7 +104,7 @@ impl PendingInit {
     fn settle(mut self) {
         let pid = Pid::from_raw(self.pid);
         let flags = rustix::process::PidfdFlags::empty();
-        // One that was reaped has ended.
+        // A reaped process has ended.
         let Some(Ok(ended)) = pid.map(|pid| rustix::process::pidfd_open(pid, flags)) else {
             return;
         };
@@ -127,7 +128,7 @@ impl PendingInit {
     }
 }
 
-/// In PID 1: takes what is its own, says so, and waits until it may go on.
+/// In PID 1: unshares the descriptor table, reports that, and waits for the release.
 fn begin() -> io::Result<OwnedFd> {
     sys::own_descriptors_below(GATE as u32 + 1)?;
     // SAFETY: both numbers were placed for us, and the table is ours alone.

@@ -10,11 +10,10 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use crate::rootfs::new_mount;
 use crate::{Error, Step};
 
-/// Where the keeper's root has a place to put a sandbox's root before it becomes one.
+/// Mount point in the keeper's root for the root of a new sandbox before `pivot_root`.
 pub(crate) const NEW_ROOT: &str = "/root";
 
-/// Leaves the host's mounts behind for a root with just what sandboxes share. Of a process with threads
-/// it concerns the calling one.
+/// Replaces the mounts of the host by a minimal root. In a process with threads this affects the calling thread only.
 pub(crate) fn build_root() -> Result<(), Error> {
     // SAFETY: a new mount namespace comes with file system state of its own; descriptors are not concerned.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
@@ -27,7 +26,7 @@ pub(crate) fn build_root() -> Result<(), Error> {
     let root = new_mount("tmpfs", &[("mode", "0755"), ("size", "1m")])?;
     let proc = new_mount("proc", &[])?;
     let any = |step: &'static str| move || step.to_owned();
-    // Any directory will do to hang the new root on; this one is always there.
+    // Any existing directory can be the mount point of the new root.
     move_mount(
         root.as_fd(),
         c"",

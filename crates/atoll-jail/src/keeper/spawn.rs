@@ -1,4 +1,4 @@
-//! Creates PID 1: cloned under the sandbox's own outside id, then its ids are mapped.
+//! Creates PID 1: clones it with the sandbox's id on the host, then writes its id maps.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +10,11 @@ use crate::inside;
 use crate::sys;
 use crate::wire::{Channel, Fault};
 
-/// What `ps` calls PID 1 inside a sandbox.
+/// Name of PID 1 in `ps`.
 const TITLE: &str = "atoll-init";
 
 impl Keeper {
-    /// Its pid on the host, and its user namespace.
+    /// Pid on the host, and user namespace.
     pub(super) fn spawn(
         &mut self,
         token: u32,
@@ -61,7 +61,7 @@ impl Keeper {
     }
 }
 
-/// PID 1, once its ids are mapped.
+/// Main function of PID 1, after its ids are mapped.
 fn run_init(control: OwnedFd) -> ! {
     sys::set_title(TITLE);
     sys::set_name(c"atoll-init");
@@ -69,7 +69,7 @@ fn run_init(control: OwnedFd) -> ! {
     sys::exit(1);
 }
 
-/// Maps the ids of a fresh PID 1; its user namespace.
+/// Writes the id maps of a new PID 1; returns its user namespace.
 fn map(pid: i32, (base, count): (u32, u32), users: bool) -> Result<Option<OwnedFd>, Fault> {
     if !users {
         return Ok(None);

@@ -18,9 +18,9 @@ use crate::{Error, Step};
 /// Time limit for each message of a keeper during adoption.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_invoked`](super::run_if_invoked) first; the caller's
-/// end of the conversation and the process. With a socket (see [`listen`]) it outlives its server. It
-/// holds the given descriptors (locks of the instance) for as long as it lives.
+/// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_invoked`](super::run_if_invoked) first. Returns
+/// the caller's end of the connection and the process. With a socket (see [`listen`]) it outlives its server. It holds
+/// the given descriptors (locks of the instance) as long as it lives.
 pub fn start(
     binary: &Path,
     label: &str,
@@ -29,11 +29,11 @@ pub fn start(
 ) -> Result<(Channel<ToKeeper, FromKeeper>, Child), Error> {
     let binary = match shown_read_only(binary) {
         Ok(shown) => shown,
-        // Without the right to mount.
+        // Mounting is not permitted.
         Err(_) => sealed_copy(binary).step(|| format!("copy {}", binary.display()))?,
     };
     let (ours, its) = crate::wire::pair().step(|| "make the keeper's socket".into())?;
-    // Room for a title of any length: `ps` shows what fits into the arguments we start with.
+    // Reserves space for the title: `ps` shows as many bytes as the original arguments have.
     let child = Command::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))
         .arg0(NAME)
         .arg(format!("{label:<24}"))
@@ -50,7 +50,7 @@ pub fn start(
     Ok((ours, child))
 }
 
-/// Makes the socket at which a lasting keeper is found, by an open directory and a name in it.
+/// Creates the listening socket of a persistent keeper, by an open directory and a name in it.
 pub fn listen(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Error> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let step = || format!("listen at {name}");
@@ -63,7 +63,7 @@ pub fn listen(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
-/// Speaks to the keeper that is found there; nothing if there is none (any more).
+/// Connects to the keeper at this socket; `None` if it does not exist any more.
 pub fn connect(
     directory: BorrowedFd<'_>,
     name: &str,
@@ -74,7 +74,7 @@ pub fn connect(
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .step(step)?;
-    // It answers at once, or something is wrong with it.
+    // A working keeper responds at once.
     for way in [Timeout::Send, Timeout::Recv] {
         set_socket_timeout(&socket, way, Some(MESSAGE_TIMEOUT)).step(step)?;
     }
@@ -101,17 +101,17 @@ pub fn is_gone(error: &io::Error) -> bool {
     )
 }
 
-/// A path to a socket that is short however long the directory's is.
+/// A short path of a socket, whatever the length of the directory's path.
 fn address(directory: BorrowedFd<'_>, name: &str) -> Result<rustix::net::SocketAddrUnix, Error> {
     let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
     rustix::net::SocketAddrUnix::new(path).step(|| format!("name the socket {name}"))
 }
 
-/// The binary through a mount of its own, read-only and nowhere attached: a sandbox that reached it could change
-/// nothing. What runs from it shares its pages with us.
+/// The binary through a detached, read-only mount: a sandbox that reached it could not change it. Its pages are shared with
+/// this process.
 fn shown_read_only(binary: &Path) -> io::Result<OwnedFd> {
     use rustix::mount::{OpenTreeFlags, open_tree};
-    // The file itself: what `/proc/self/exe` leads to.
+    // Opens the file that `/proc/self/exe` links to.
     let path = fs::canonicalize(binary)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let shown = open_tree(CWD, &path, flags)?;

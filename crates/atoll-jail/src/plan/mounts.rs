@@ -1,4 +1,4 @@
-//! What is mounted in a sandbox, and how.
+//! Mounts of a sandbox.
 
 use super::{Spec, view};
 use crate::facts::Facts;
@@ -16,7 +16,7 @@ pub fn in_memory(memory: u64) -> [(&'static str, u64); 2] {
     [("/dev/shm", memory / 2), ("/run", memory / 4)]
 }
 
-/// All of it, in order.
+/// All mounts, in order.
 pub(super) fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
     let mount = |source, target: &str, attributes| Mount {
         source,

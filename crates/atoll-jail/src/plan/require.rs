@@ -1,11 +1,11 @@
-//! What a host must be able to do.
+//! Required features of a host.
 
 use crate::Error;
 use crate::facts::Facts;
 
 /// The oldest kernel that can mount overlay layers with mapped ids.
 pub const OLDEST_KERNEL: (u32, u32) = (5, 19);
-/// Capabilities of our own without which no sandbox can be made.
+/// Capabilities that this process needs to create a sandbox.
 const NEEDED: [(&str, u8); 7] = [
     ("CAP_CHOWN", 0),
     ("CAP_DAC_OVERRIDE", 1),
@@ -16,7 +16,7 @@ const NEEDED: [(&str, u8); 7] = [
     ("CAP_MKNOD", 27),
 ];
 
-/// Refuses a host that cannot isolate, and says what would help.
+/// Fails with a remedy if the host lacks a required feature.
 pub fn require(facts: &Facts) -> Result<(), Error> {
     let unsupported = |feature, why: String, remedy| {
         Err(Error::Unsupported {

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::facts::Facts;
 use crate::wire;
 
-/// Files to write in the sandbox's control groups: name and value.
+/// Files to write in the sandbox's cgroups: name and value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Limits {
     /// By v1 controller.
@@ -14,17 +14,17 @@ pub struct Limits {
     pub v2: Vec<(String, String)>,
 }
 
-/// What follows from how much a sandbox may use, and can be changed while it runs. How big its file systems
-/// in memory are is not among it: they stay as they are when the first program runs, and count for its memory.
+/// Parts of the plan that depend on the size and can be changed while the sandbox runs. The sizes of file systems in
+/// memory do not change after the first program was started; their contents count as memory of the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Size {
-    /// Limits, as files of control groups.
+    /// Limits as cgroup files.
     pub limits: Limits,
     pub(super) views: Vec<(String, String)>,
     pub(super) processors: Vec<u32>,
 }
 
-/// Decides the same of a size as [`plan`](super::plan) does.
+/// Computes the same values for a size as [`plan`](super::plan).
 pub fn size(spec: &Spec, facts: &Facts) -> Result<Size, Error> {
     let mut processors = processors(spec, facts);
     if processors.is_empty() {
@@ -38,7 +38,7 @@ pub fn size(spec: &Spec, facts: &Facts) -> Result<Size, Error> {
 }
 
 impl Size {
-    /// The views that change against another size.
+    /// Views that differ from those of another size.
     pub fn since(&self, old: &Self) -> wire::Size {
         let views = self.views.iter().filter(|view| !old.views.contains(view));
         wire::Size {
@@ -59,7 +59,7 @@ pub(super) fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
         });
     }
     let mut limits = Limits::default();
-    // A ceiling above the roof is none, and keeping accounts of it costs time.
+    // A quota of all processors has no effect, and its accounting costs time.
     let unbounded = spec.millicpus as usize >= facts.processors.len() * 1000;
     let file = |name: &str, value: String| (name.to_owned(), value);
     for controller in crate::facts::CONTROLLERS {
@@ -110,7 +110,7 @@ pub(super) fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
     Ok(limits)
 }
 
-/// So many processors as the quota can use, spread over the host by the id range; empty for all.
+/// As many processors as the quota can use, selected by the id range to spread the load; empty for all.
 pub(super) fn processors(spec: &Spec, facts: &Facts) -> Vec<u32> {
     let wanted = spec.millicpus.div_ceil(1000).max(1) as usize;
     let all = &facts.processors;

@@ -8,7 +8,7 @@ use super::*;
 use crate::facts::Cgroups;
 use crate::wire::Source;
 
-/// A host like the one this was developed on: cgroup v1 for the controllers, cgroup2 beside it.
+/// A host with controllers in cgroup v1, and cgroup2 without controllers.
 fn facts() -> Facts {
     let v1 = ["cpu", "memory", "pids"]
         .map(|name| (name.into(), format!("/sys/fs/cgroup/{name}").into()));
@@ -79,8 +79,7 @@ fn spec() -> Spec {
     }
 }
 
-/// A plan in words; of the system call policy only how large it is, because it has a snapshot of
-/// its own.
+/// Text form of a plan. Of the system call policy it has only the size; the policy has its own snapshot.
 fn describe(plan: &Plan) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: String| {
@@ -173,7 +172,7 @@ const ATTRIBUTES: [(&str, u64); 4] = [
     ("noexec", NOEXEC as u64),
 ];
 
-/// The names of the bits that are set; what has none is shown as a number.
+/// Names of the set bits; bits without a name are shown as a number.
 fn names(bits: u64, known: &[(&str, u64)]) -> String {
     let mut words: Vec<String> = known
         .iter()
@@ -187,7 +186,7 @@ fn names(bits: u64, known: &[(&str, u64)]) -> String {
     words.join(" ")
 }
 
-/// A plan in words, or the refusal.
+/// Text form of a plan, or of the error.
 fn render(spec: &Spec, facts: &Facts) -> String {
     match plan(spec, facts) {
         Ok(plan) => describe(&plan),
@@ -202,7 +201,7 @@ fn render(spec: &Spec, facts: &Facts) -> String {
     }
 }
 
-/// What changes against the ordinary plan on the same host: `-` is gone, `+` is new.
+/// Differences from the default plan on the same host: `-` is removed, `+` is added.
 fn changes(spec: &Spec, facts: &Facts, ordinary: &Spec, usual: &Facts) -> String {
     let (before, after) = (render(ordinary, usual), render(spec, facts));
     let lacks = |text: &str, line: &str| !text.lines().any(|known| known == line);
@@ -416,7 +415,7 @@ fn size_matches_the_plan_and_its_difference_is_minimal() {
                 "sys/fs/cgroup/memory.max"
             ]
         );
-        // All processors are said one by one: those of before would stay.
+        // All processors are listed: with an empty list the previous ones would stay.
         let all = Spec {
             millicpus: 8000,
             ..spec()

@@ -1,4 +1,4 @@
-//! Small files through which programs learn the sandbox's limits instead of the host's size.
+//! Views: small files that show programs the limits of the sandbox instead of the size of the host.
 
 use std::fmt::Write as _;
 
@@ -9,8 +9,8 @@ pub(super) const EMPTY_FILE: &str = "empty/file";
 /// An empty directory, mounted over directories that must not be readable.
 pub(super) const EMPTY_DIRECTORY: &str = "empty/directory/";
 
-/// Path and contents of each view: `meminfo` for `/proc`, and a stand-in for `/sys` with the few
-/// files that programs read. `processors` is how many the sandbox may use.
+/// Path and contents of each view: `meminfo` for `/proc`, and a replacement of `/sys` with the few files that programs
+/// read. `processors` is the number of processors that the sandbox may use.
 pub(super) fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
     let online = match processors {
         0 | 1 => "0\n".to_owned(),
@@ -37,7 +37,7 @@ pub(super) fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
     ]
 }
 
-/// What a machine with this much memory, nothing used and no swap would say.
+/// `/proc/meminfo` of a machine with this much memory, all of it free, and without swap.
 fn meminfo(memory: u64) -> String {
     let mut text = String::new();
     for (name, bytes) in [

@@ -1,10 +1,10 @@
-//! Where layers are attached while an overlay is made of them.
+//! A private mount namespace in which layers are attached while an overlay is created.
 //!
-//! Before Linux 6.15 an overlay takes only layers that are attached in the mount namespace of the thread that
-//! makes it. The host's is no place for that: all processes would see them, and a killed process would
-//! leave them there. So one thread of this process has a namespace of its own, with a root like the
-//! keeper's, which holds nothing of the host; it attaches, makes, and detaches. It ends with the process, and
-//! the namespace with it. The overlay keeps what it needs of its layers.
+//! Before Linux 6.15 an overlay accepts only layers that are attached in the mount namespace of the calling thread. In
+//! the host's namespace all processes would see them, and a killed process would leave them there. Therefore one thread
+//! of this process has a private namespace, with a root like that of the keeper and no mounts of the host. It attaches
+//! the layers, creates the overlay, and detaches the layers. The namespace ends with the process. The overlay holds
+//! references to its layers.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,10 +18,10 @@ use crate::{Error, Step};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// The thread's queue, once there is a thread. It serves the process: what it keeps is no instance's.
+/// Queue of the thread, after its start. The thread serves all instances of the process.
 static STAGE: Mutex<Option<Sender<Work>>> = Mutex::new(None);
 
-/// Attaches detached mounts, does the work in the same namespace, and detaches them again.
+/// Attaches detached mounts, calls `work` in the same namespace, and detaches them.
 pub(super) fn attached<T: Send + 'static>(
     mounts: Vec<OwnedFd>,
     work: impl FnOnce(&[OwnedFd]) -> Result<T, Error> + Send + 'static,
@@ -29,7 +29,7 @@ pub(super) fn attached<T: Send + 'static>(
     let (answer, answered) = channel();
     let work = Box::new(move || {
         let done = attach(&mounts, work);
-        // Before the answer: what is answered holds nothing of the stage.
+        // Detached before the response, so that the result does not refer to this namespace.
         drop(mounts);
         let _ = answer.send(done);
     });
@@ -44,7 +44,7 @@ fn attach<T>(
     work: impl FnOnce(&[OwnedFd]) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let mut attached = 0;
-    // One upon the other: they are not looked up by path.
+    // All at the same directory: they are used by descriptor, not by path.
     let done = mounts
         .iter()
         .try_for_each(|mount| {
@@ -66,7 +66,7 @@ fn enqueue(mut work: Work) -> Result<(), Error> {
     if let Some(queue) = stage.as_ref() {
         match queue.send(work) {
             Ok(()) => return Ok(()),
-            // Work of another panicked and took the thread with it.
+            // The thread ended because earlier work panicked.
             Err(returned) => work = returned.0,
         }
     }
@@ -74,7 +74,7 @@ fn enqueue(mut work: Work) -> Result<(), Error> {
     queue.send(work).map_err(|_| ended("begin"))
 }
 
-/// Starts the thread; its queue, once it has its namespace.
+/// Starts the thread; returns its queue when the namespace exists.
 fn start() -> Result<Sender<Work>, Error> {
     let (queue, waiting): (_, Receiver<Work>) = channel();
     let (answer, answered) = channel();

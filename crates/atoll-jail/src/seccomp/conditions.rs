@@ -1,6 +1,6 @@
-//! The rules that look at arguments.
+//! Rules that test arguments.
 //!
-//! Each looks at exactly the bits that the kernel will act on. None looks behind a pointer.
+//! Each tests exactly the bits that the kernel uses. No rule follows a pointer.
 
 use super::rule::{Case, INT, SyscallRule, Test, Value, Verdict};
 
@@ -69,8 +69,8 @@ const OWN: u64 = (libc::CLONE_FILES
     | libc::CLONE_VM) as u64;
 
 /// `socket`: unix; plain TCP, UDP and ping (a further protocol such as SCTP would have the host load a module); routing
-/// netlink. What is refused is refused as by a kernel built without it: `sudo` and `passwd` go on without audit, Go
-/// without MPTCP, `ss` with /proc.
+/// netlink. Others fail as in a kernel built without them: `sudo` and `passwd` continue without audit, Go without MPTCP,
+/// `ss` uses /proc.
 pub(super) const SOCKET: SyscallRule = SyscallRule {
     cases: &[
         Case {

@@ -1,4 +1,4 @@
-//! From rules to classic BPF, and a program's way into the kernel.
+//! Compiles rules to classic BPF, and installs the program.
 //!
 //! The numbers are cut into ranges with one rule each and searched as a balanced tree: at installation the kernel runs
 //! the filter once for every number, so its depth is what an installation costs. Jumps only go forward, so the program
@@ -116,11 +116,11 @@ fn ranges(rules: &BTreeMap<u32, SyscallRule>) -> Vec<(u32, SyscallRule)> {
 #[derive(Clone, Copy, PartialEq)]
 pub(super) struct Place(usize);
 
-/// Writes a program backwards: what is pushed runs before all that was pushed earlier.
+/// Writes a program backwards: a pushed instruction runs before those pushed earlier.
 #[derive(Default)]
 pub(super) struct Writer {
     reversed: Vec<Instruction>,
-    /// The last return written for each answer; it is shared by all who can reach it.
+    /// The last return instruction of each result, shared by all jumps that can reach it.
     answers: BTreeMap<u32, Place>,
 }
 
@@ -129,7 +129,7 @@ impl Writer {
         Place(self.reversed.len())
     }
 
-    /// How many instructions the next one pushed would have to skip.
+    /// Number of instructions between the next pushed one and the target.
     fn distance(&self, place: Place) -> usize {
         self.reversed.len() - place.0
     }
@@ -250,7 +250,7 @@ fn halves(number: u64) -> (u32, u32) {
     ((number >> 32) as u32, number as u32)
 }
 
-/// What a filter returns for this answer.
+/// Return value of the filter for a result.
 pub(super) fn action(verdict: Verdict) -> u32 {
     match verdict {
         Verdict::Allow => libc::SECCOMP_RET_ALLOW,
@@ -286,13 +286,13 @@ pub fn from_bytes(bytes: &[u8]) -> Option<Vec<Instruction>> {
     Some(chunks.iter().map(instruction).collect())
 }
 
-/// Puts a program over the calling thread and all it will ever start; there is no way back. Needs `CAP_SYS_ADMIN` in the
+/// Installs a program for the calling thread and all its future children; it cannot be removed. Needs `CAP_SYS_ADMIN` in the
 /// thread's user namespace, or `no_new_privs`, and sets neither. Allocates nothing.
 #[allow(unsafe_code, reason = "no safe wrapper of seccomp(2) takes a program")]
 pub fn install(program: &[Instruction]) -> io::Result<()> {
     let length =
         u16::try_from(program.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-    // The kernel only reads the program; the C type has no way to say so.
+    // The kernel only reads the program; the C type has no `const`.
     let program = libc::sock_fprog {
         len: length,
         filter: program.as_ptr().cast_mut().cast(),

@@ -1,18 +1,18 @@
-//! What a rule for one system call can say, and how it reads.
+//! Rules for system calls, and their text form.
 //!
-//! Everything is `'static` data, so that a policy copies without thought. A rule sees only the six argument words:
-//! it never follows a pointer, which is why `clone3` is not decided here.
+//! All parts are `'static` data, so that a policy is `Copy`. A rule sees only the six argument registers and never follows
+//! a pointer; therefore no rule can decide `clone3` by its flags.
 
 use std::fmt;
 
-/// The answer to one call.
+/// Result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allow,
     Errno(i32),
 }
 
-/// Cases are tried in order, the first whose tests all hold decides; none of them: `otherwise`.
+/// The first case whose tests all hold decides; without one, `otherwise`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SyscallRule {
     pub(super) cases: &'static [Case],
@@ -28,18 +28,18 @@ pub(super) struct Case {
 
 /// Holds if `argument & mask` is one of `any_of`.
 ///
-/// The mask says how much of the register the kernel looks at. It cuts an `int` to its low half, so a test of an `int`
-/// must not see the upper half: bits set there would be a bypass.
+/// The mask selects the bits that the kernel uses. The kernel truncates an `int` to the low half of the register, so a test of
+/// an `int` must ignore the upper half: bits set there would bypass the test.
 #[derive(Debug, PartialEq)]
 pub(super) struct Test {
-    /// Which argument, from 0.
+    /// Index of the argument, from 0.
     pub(super) argument: u8,
     pub(super) name: &'static str,
     pub(super) mask: Value,
     pub(super) any_of: &'static [Value],
 }
 
-/// A number with the name it has in the headers.
+/// A constant with its name in the headers.
 #[derive(Debug, PartialEq)]
 pub(super) struct Value {
     pub(super) number: u64,

@@ -25,10 +25,11 @@ macro_rules! numbered {
     ($($name:ident = $number:literal)*) => { &[$(Call { name: stringify!($name), number: $number }),*] };
 }
 
-/// Refused as the kernel refuses who lacks the right.
+/// Rejected with EPERM, as the kernel rejects callers without the capability.
 const FORBIDDEN: SyscallRule = SyscallRule::always(Verdict::Errno(libc::EPERM));
 
-/// Refused as by a kernel that does not have it: dead, or new and with an older way that every caller falls back to.
+/// Rejected with ENOSYS, like calls that a kernel does not have: obsolete ones, and new ones for which all callers have a
+/// fallback.
 const ABSENT: SyscallRule = SyscallRule::always(Verdict::Errno(libc::ENOSYS));
 
 pub(super) const TABLE: &[(SyscallRule, &[Call])] = &[

@@ -1,18 +1,17 @@
-//! What PID 1 is to become: the part of the plan that is carried out inside.
+//! Configuration of PID 1: the part of the plan that is carried out inside.
 
 use super::wire;
 
-/// Everything PID 1 must know to become a sandbox; the part of the plan that is done inside.
+/// Configuration of a sandbox for its PID 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Boot {
-    /// The host name inside.
+    /// Host name.
     pub hostname: String,
     /// The sandbox's id, for `ATOLL_SANDBOX_ID`.
     pub sandbox: String,
-    /// Small files of the sandbox's own that stand for files of the kernel: path and contents. A
-    /// path that ends in `/` is an empty directory.
+    /// Small files that replace files of the kernel: path and contents. A path that ends in `/` is an empty directory.
     pub views: Vec<(String, String)>,
-    /// What is mounted, in order; targets are below the root.
+    /// Mounts in order; targets are below the root.
     pub mounts: Vec<Mount>,
     /// The capability bounding set, as a mask.
     pub capabilities: u64,
@@ -30,7 +29,7 @@ pub struct Boot {
     pub cgroup_namespace: bool,
     /// Close every inherited descriptor in each exec.
     pub close_descriptors: bool,
-    /// The template's own user, where its `/etc/passwd` does not say.
+    /// The template's default user, if its `/etc/passwd` does not contain it.
     pub user: User,
 }
 wire!(struct Boot {
@@ -41,7 +40,7 @@ wire!(struct Boot {
 /// The size of a sandbox as its programs see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Size {
-    /// Views (see [`Boot::views`]) that say something else now. Only files that were there from the start.
+    /// Changed contents of views (see [`Boot::views`]). Only files that exist since the start.
     pub views: Vec<(String, String)>,
     /// Processors the sandbox runs on: never empty.
     pub processors: Vec<u32>,
@@ -65,40 +64,40 @@ wire!(struct User { name, uid, gid, home });
 /// One mount inside the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// What is mounted.
+    /// Source of the mount.
     pub source: Source,
-    /// Where, as an absolute path below the sandbox's root.
+    /// Absolute path below the sandbox's root.
     pub target: String,
     /// `MOUNT_ATTR_*` flags.
     pub attributes: u32,
 }
 wire!(struct Mount { source, target, attributes });
 
-/// Where a mount comes from.
+/// Source of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A fresh file system of this type with these options, made inside.
+    /// A new file system of this type with these options, created inside.
     New {
         /// The type: `proc`, `tmpfs`, `devpts`, `mqueue`.
         kind: String,
         /// Its options.
         options: Vec<(String, String)>,
     },
-    /// The sandbox's own device nodes, made outside; their descriptor comes with `Go`.
+    /// The sandbox's device nodes, created outside; the descriptor is sent with `Go`.
     Devices,
-    /// The sandbox's own terminals, made outside; their descriptor comes with `Go`.
+    /// The sandbox's devpts, created outside; the descriptor is sent with `Go`.
     Terminals,
-    /// A file or directory of the sandbox's own views (see [`Boot::views`]).
+    /// A file or directory of the views (see [`Boot::views`]).
     View {
         /// Its path among the views.
         path: String,
     },
-    /// A directory or file of the host that the caller requested; its descriptor comes with `Go`.
+    /// A directory or file of the host that the caller requested; the descriptor is sent with `Go`.
     Handed {
-        /// Its path on the host, for the plan's reader and for faults.
+        /// Path on the host, for snapshots of plans and for faults.
         path: String,
     },
-    /// The target itself again, with other attributes.
+    /// The target itself, mounted again with other attributes.
     Again,
 }
 wire!(enum Source {

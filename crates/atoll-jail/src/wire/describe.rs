@@ -1,18 +1,18 @@
-//! All that can be said of a file system object.
+//! Full description of a file system object.
 
 use super::{Entry, wire};
 
 /// Some of an object's extended attributes: those whose names begin with a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Attributes {
-    /// How their names begin.
+    /// Prefix of the names.
     pub prefix: Vec<u8>,
-    /// What follows the prefix, and the value.
+    /// Rest of each name, and its value.
     pub values: Vec<(Vec<u8>, Vec<u8>)>,
 }
 wire!(struct Attributes { prefix, values });
 
-/// Where a symbolic link leads in the end.
+/// Final target of a symbolic link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
     /// Its path, without links.
@@ -22,18 +22,18 @@ pub struct Target {
 }
 wire!(struct Target { path, mode });
 
-/// An object and what a look at it alone does not say.
+/// Metadata of an object, with names of its owners, link target and attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileDetails {
-    /// The object itself, with its whole path.
+    /// Metadata of the object; the path is absolute.
     pub entry: Entry,
-    /// Its owner's name, or number if it has none.
+    /// Name of the owner, or the number if it has no name.
     pub owner: String,
-    /// Its group's name, or number if it has none.
+    /// Name of the group, or the number if it has no name.
     pub group: String,
-    /// Where it leads, if it is a link that leads anywhere.
+    /// Target of a symbolic link that is not dangling.
     pub target: Option<Target>,
-    /// Attributes with the requested prefix, of the target if it is a link.
+    /// Attributes with the requested prefix; of the target if the object is a link.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 wire!(struct FileDetails { entry, owner, group, target, attributes });

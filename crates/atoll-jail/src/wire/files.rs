@@ -1,30 +1,30 @@
-//! The work that helpers do with files.
+//! File operations of helpers.
 
 use super::{Attributes, wire};
 
-/// File work, done inside by a helper.
+/// One file operation, executed by a helper in the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileCall {
     /// Name or number; empty for the template's user. Relative paths start at its home.
     pub user: String,
-    /// The rights that apply.
+    /// Rights of the operation.
     pub authority: Authority,
-    /// What to do.
+    /// The operation.
     pub work: FileOp,
 }
 wire!(struct FileCall { user, authority, work });
 
-/// The rights that a file call uses.
+/// Rights of a file operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authority {
-    /// The user's.
+    /// Those of the user.
     User,
-    /// Root's of the sandbox; what is made belongs to the user.
+    /// Those of root of the sandbox; created files belong to the user.
     Root,
 }
 wire!(enum Authority { 0 => User, 1 => Root });
 
-/// The kinds of file work.
+/// A file operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileOp {
     /// Stream a regular file into the data pipe.
@@ -33,41 +33,41 @@ pub enum FileOp {
         path: Vec<u8>,
         /// First byte.
         offset: u64,
-        /// At most so many bytes.
+        /// Maximum number of bytes; `None`: to the end.
         length: Option<u64>,
     },
     /// Stream the data pipe into a file; it takes effect at [`ToHelper::Commit`](super::ToHelper::Commit).
     Write {
         /// The file.
         path: Vec<u8>,
-        /// Permission bits; absent keeps those of a file that is there.
+        /// Permission bits; `None` keeps those of an existing file.
         mode: Option<u32>,
-        /// Write into the file that is there instead of replacing it at the end.
+        /// Write into the existing file instead of replacing it at the end.
         in_place: bool,
-        /// Make missing directories above it.
+        /// Create missing parent directories.
         parents: bool,
     },
     /// Describe one path.
     Stat {
         /// The path.
         path: Vec<u8>,
-        /// Describe what a symbolic link points to.
+        /// Describe the target of a symbolic link.
         follow: bool,
     },
-    /// Describe what is below a directory.
+    /// Describe the entries below a directory.
     List {
         /// The directory.
         path: Vec<u8>,
-        /// How many levels; 1 is the directory's own entries.
+        /// Number of levels; 1 is only the entries of the directory.
         depth: u32,
-        /// At most so many entries.
+        /// Maximum number of entries.
         limit: u32,
     },
-    /// Make a directory.
+    /// Create a directory.
     Mkdir {
         /// The directory.
         path: Vec<u8>,
-        /// Make missing ones above it, and be content if it is there.
+        /// Create missing parents; an existing directory is no error.
         parents: bool,
         /// Permission bits.
         mode: u32,
@@ -76,7 +76,7 @@ pub enum FileOp {
     Remove {
         /// The path.
         path: Vec<u8>,
-        /// Remove a directory with all that is in it.
+        /// Remove a directory with its contents.
         recursive: bool,
     },
     /// Rename.
@@ -85,16 +85,16 @@ pub enum FileOp {
         from: Vec<u8>,
         /// To.
         to: Vec<u8>,
-        /// Replace what is there.
+        /// Replace an existing target.
         replace: bool,
     },
-    /// Copy a file, or a directory with all that is in it.
+    /// Copy a file, or a directory with its contents.
     Copy {
         /// From.
         from: Vec<u8>,
         /// To.
         to: Vec<u8>,
-        /// Replace what is there.
+        /// Replace an existing target.
         replace: bool,
     },
     /// Set permission bits.
@@ -104,7 +104,7 @@ pub enum FileOp {
         /// The bits.
         mode: u32,
     },
-    /// Set owner and group, by name or number; empty leaves one as it is.
+    /// Set owner and group, by name or number; an empty one is not changed.
     Chown {
         /// The path.
         path: Vec<u8>,
@@ -113,49 +113,50 @@ pub enum FileOp {
         /// The group.
         group: String,
     },
-    /// Tell what happens in a directory, for as long as the server listens.
+    /// Report changes in a directory until the server closes the socket.
     Watch {
         /// The directory.
         path: Vec<u8>,
-        /// And in all directories below it.
+        /// Include all directories below it.
         recursive: bool,
-        /// At most so many directories.
+        /// Maximum number of watched directories.
         limit: u32,
     },
-    /// Stream a file, or a directory with all that is in it, into the data pipe as a tar archive.
+    /// Stream a file, or a directory with its contents, into the data pipe as a tar archive.
     Pack {
         /// The file or directory.
         path: Vec<u8>,
     },
-    /// Unpack a tar archive from the data pipe into a directory; the result follows [`ToHelper::Commit`](super::ToHelper::Commit).
+    /// Unpack a tar archive from the data pipe into a directory. The result is sent after
+    /// [`ToHelper::Commit`](super::ToHelper::Commit).
     Unpack {
-        /// The directory; made if it is missing.
+        /// The directory; created if it is missing.
         path: Vec<u8>,
     },
-    /// Look for files below a directory.
+    /// Search files below a directory.
     Search {
         /// The directory.
         path: Vec<u8>,
-        /// A pattern of their names; empty for any.
+        /// Pattern of the name; empty matches any.
         name: Vec<u8>,
-        /// What is in them; empty for anything.
+        /// Text in the file; empty matches any.
         text: Vec<u8>,
-        /// At most so many places.
+        /// Maximum number of matches.
         limit: u32,
     },
-    /// Say all there is to say of a path, or of what is below a directory: depth first, names in order.
+    /// Describe a path, or the entries below a directory, in full: depth first, sorted by name.
     Describe {
         /// The path.
         path: Vec<u8>,
-        /// How many levels; 0 is the path itself.
+        /// Number of levels; 0 is only the path.
         depth: u32,
-        /// At most so many entries.
+        /// Maximum number of entries.
         limit: u32,
-        /// Tell extended attributes whose names begin so.
+        /// Prefix of the names of extended attributes to include.
         attributes: Vec<u8>,
     },
-    /// Stream the data pipe into the file that is there, or a new one. From its first byte on it is the user's and
-    /// has these attributes, and no others with their prefix. Missing directories above it are made.
+    /// Stream the data pipe into an existing or a new file. Before the first byte is written, the file belongs to the user
+    /// and has exactly these attributes with their prefix. Missing parent directories are created.
     Put {
         /// The file.
         path: Vec<u8>,

@@ -1,60 +1,60 @@
-//! What a server and a file helper say to each other.
+//! Messages between a server and a file helper.
 
 use super::{FileDetails, WatchChange, wire};
 
-/// What the server says to a file helper.
+/// Messages from a server to a file helper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToHelper {
-    /// All data was sent: make the write take effect. Without it nothing does.
+    /// All data was sent. A write takes effect only after this message.
     Commit,
-    /// Tell all changes that have happened by now, then answer.
+    /// Report all changes up to now, then send `Drained`.
     Drain {
-        /// Comes back in the answer.
+        /// Repeated in the response.
         token: u32,
     },
 }
 wire!(enum ToHelper { 0 => Commit, 1 => Drain { token } });
 
-/// What a file helper says. Hostile by assumption.
+/// Messages from a file helper. Not trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromHelper {
     /// A part of the result; more may follow.
     Entries(Vec<Entry>),
-    /// The work is done.
+    /// The operation has succeeded.
     Done {
-        /// A list left something out because of its limit.
+        /// The list is incomplete because of its limit.
         truncated: bool,
     },
-    /// The work failed.
+    /// The operation failed.
     Failed {
-        /// Why, where errno does not say it.
+        /// Kind of the failure.
         why: Failure,
-        /// The kernel's answer.
+        /// Error number of the kernel.
         errno: i32,
-        /// The path it was about; or what is wrong with an archive; or nothing if the helper could not be started.
+        /// The path; for `Archive` the reason; empty if the helper could not be started.
         path: Vec<u8>,
     },
-    /// What happened in a watched directory, in order.
+    /// Changes in a watched directory, in order.
     Changes(Vec<WatchChange>),
-    /// The answer to `Drain`; the first one, 0, is sent without a request when the watch has begun.
+    /// Response to `Drain`. The first one, with token 0, is sent without a request when the watch is active.
     Drained {
-        /// The token of the question.
+        /// Token of the request.
         token: u32,
     },
-    /// Some of what was looked for; more may follow.
+    /// Some matches; more may follow.
     SearchHit(Vec<SearchHit>),
-    /// Some of what was not unpacked; more may follow.
+    /// Some skipped entries; more may follow.
     SkippedEntry(Vec<SkippedEntry>),
     /// An archive was unpacked.
     Unpacked {
-        /// Its entries, without those that were left out.
+        /// Number of unpacked entries.
         entries: u64,
-        /// Bytes of their contents.
+        /// Total size of their contents in bytes.
         bytes: u64,
         /// Number of skipped entries; not all of them are named.
         left_out: u64,
     },
-    /// Some of what was to be described; more may follow.
+    /// Some descriptions; more may follow.
     Described(Vec<FileDetails>),
 }
 wire!(enum FromHelper {
@@ -69,10 +69,10 @@ wire!(enum FromHelper {
     8 => Described(described),
 });
 
-/// Why file work failed.
+/// Kind of a failed file operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// As errno says.
+    /// Described by errno.
     Kernel,
     /// The user is not known in the sandbox.
     User,
@@ -85,14 +85,14 @@ pub enum Failure {
 }
 wire!(enum Failure { 0 => Kernel, 1 => User, 2 => NotAFile, 3 => NotADirectory, 4 => Archive });
 
-/// A place that was looked for.
+/// A match of a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SearchHit {
     /// The file; its path is relative to the directory.
     pub entry: Entry,
-    /// The line, counted from 1; 0 if only the name was looked for.
+    /// Number of the line, from 1; 0 for a search by name only.
     pub line: u64,
-    /// The line's text, perhaps cut.
+    /// Text of the line, possibly truncated.
     pub text: Vec<u8>,
 }
 wire!(struct SearchHit { entry, line, text });
@@ -100,29 +100,29 @@ wire!(struct SearchHit { entry, line, text });
 /// An entry of an archive that was not unpacked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkippedEntry {
-    /// Its name, perhaps cut.
+    /// Its name, possibly truncated.
     pub name: Vec<u8>,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 wire!(struct SkippedEntry { name, why });
 
-/// One file system object, as the helper saw it.
+/// Metadata of one file system object, as reported by the helper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// Path as requested, or relative to the listed directory.
     pub path: Vec<u8>,
     /// `st_mode`, type and permission bits.
     pub mode: u32,
-    /// Owner inside.
+    /// User id in the sandbox.
     pub uid: u32,
-    /// Group inside.
+    /// Group id in the sandbox.
     pub gid: u32,
-    /// Size.
+    /// Size in bytes.
     pub size: u64,
     /// Modification time in nanoseconds since 1970.
     pub modified: i64,
-    /// Where a symbolic link points; empty otherwise.
+    /// Target of a symbolic link; otherwise empty.
     pub link: Vec<u8>,
 }
 wire!(struct Entry { path, mode, uid, gid, size, modified, link });

@@ -5,26 +5,26 @@ use super::{Boot, Fault, FileCall, Size, wire};
 /// Messages from a server to PID 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToInit {
-    /// What kind of sandbox to become; everything that can be prepared without the root is.
+    /// Configuration of the sandbox. PID 1 prepares everything that does not need the root.
     Boot(Boot),
-    /// Become it. Descriptors: the root, then one for each mount whose source is `Devices`,
+    /// Complete the setup. Descriptors: the root, then one for each mount whose source is `Devices`,
     /// `Terminals` or `Handed`, in order.
     Go,
     /// Start a program. Descriptors: those of its streams, then the cgroup2 leaf if there is one. Answered by
     /// `Started` or `Refused`.
     Exec {
-        /// Names this exec in all later messages.
+        /// Id of this exec in all later messages.
         request: u32,
         /// The program.
         exec: Exec,
-        /// Execs whose end has been written down.
+        /// Execs whose end was recorded.
         forget: Vec<u32>,
     },
-    /// Do file work in a helper. Descriptors: the answer socket, then the data pipe if there is one.
+    /// Execute a file operation in a helper. Descriptors: the response socket, then the data pipe if there is one.
     File {
-        /// Names this call in `Cancel`.
+        /// Id of this call for `Cancel`.
         request: u32,
-        /// What to do.
+        /// The operation.
         call: FileCall,
     },
     /// Send a signal to an exec's process group.
@@ -34,7 +34,7 @@ pub enum ToInit {
         /// The signal's number.
         signal: i32,
     },
-    /// Kill a file helper whose caller has gone.
+    /// Kill the helper of a cancelled file call.
     Cancel {
         /// The file call.
         request: u32,
@@ -42,14 +42,14 @@ pub enum ToInit {
     /// A new server requests the state: `Started` for each running exec, `Ended` for each ended one that was not
     /// forgotten, then `Reported`.
     Report {
-        /// Tells this question from one of an earlier server, whose answer may still be on the way.
+        /// Distinguishes this request from one of an earlier server, whose response may still arrive.
         number: u64,
     },
-    /// The sandbox's limits are others now: tell programs so. Answered by `Resized`.
+    /// Update the views and processors after a change of limits. Answered by `Resized`.
     Resize {
-        /// Comes back in the answer.
+        /// Repeated in the response.
         request: u32,
-        /// What to tell. Programs that run keep their processors.
+        /// The new size. Running programs keep their processors.
         size: Size,
     },
 }
@@ -64,10 +64,10 @@ wire!(enum ToInit {
     7 => Resize { request, size },
 });
 
-/// Messages from PID 1. Hostile by assumption.
+/// Messages from PID 1. Not trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromInit {
-    /// An exec would work now.
+    /// The setup is complete; execs work.
     Ready,
     /// The sandbox could not be set up; PID 1 ends.
     Fault(Fault),
@@ -75,7 +75,7 @@ pub enum FromInit {
     Started {
         /// The exec.
         request: u32,
-        /// Its pid inside the sandbox.
+        /// Pid in the sandbox.
         pid: i32,
     },
     /// The program was not started.
@@ -84,7 +84,7 @@ pub enum FromInit {
         request: u32,
         /// Which part of the request could not be met.
         part: Part,
-        /// The kernel's answer.
+        /// Error number of the kernel.
         errno: i32,
     },
     /// The exec's first process has ended.
@@ -94,16 +94,16 @@ pub enum FromInit {
         /// The raw wait status.
         status: i32,
     },
-    /// The end of the answer to `Report`.
+    /// End of the response to `Report`.
     Reported {
-        /// The question's.
+        /// Number of the request.
         number: u64,
     },
-    /// The answer to `Resize`.
+    /// Response to `Resize`.
     Resized {
-        /// The request's.
+        /// Id of the request.
         request: u32,
-        /// The kernel's answer; 0 if all went well.
+        /// Error number of the kernel; 0 on success.
         errno: i32,
     },
 }
@@ -122,11 +122,11 @@ wire!(enum FromInit {
 pub enum Part {
     /// The user is not known in the sandbox.
     User,
-    /// The working directory is not there or not allowed.
+    /// The working directory is missing or not accessible.
     Directory,
-    /// The program is not there or not executable.
+    /// The program is missing or not executable.
     Program,
-    /// Something of ours.
+    /// A step of PID 1 itself.
     Setup,
 }
 wire!(enum Part { 0 => User, 1 => Directory, 2 => Program, 3 => Setup });
@@ -136,26 +136,26 @@ wire!(enum Part { 0 => User, 1 => Directory, 2 => Program, 3 => Setup });
 pub struct Exec {
     /// The program and its arguments; a program without `/` is looked up in `PATH`.
     pub argv: Vec<Vec<u8>>,
-    /// Variables that win over the built-in ones, a later one over an earlier.
+    /// Variables. They take precedence over built-in ones, later ones over earlier ones.
     pub environment: Vec<(Vec<u8>, Vec<u8>)>,
     /// Name or number; empty for the template's user.
     pub user: String,
     /// Working directory; empty for the user's home.
     pub directory: Vec<u8>,
-    /// What it reads and writes.
+    /// Standard streams.
     pub streams: Streams,
 }
 wire!(struct Exec { argv, environment, user, directory, streams });
 
-/// What a program reads and writes.
+/// Standard streams of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Streams {
-    /// Descriptors: standard output, standard error. There is nothing to read.
+    /// Descriptors: standard output, standard error. Standard input is empty.
     #[default]
     Output,
     /// Descriptors: standard output, standard error, standard input.
     All,
-    /// Descriptor: a terminal, for all three.
+    /// Descriptor: a terminal for all three streams.
     Terminal,
 }
 wire!(enum Streams { 0 => Output, 1 => All, 2 => Terminal });

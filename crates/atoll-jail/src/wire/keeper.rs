@@ -5,8 +5,8 @@ use super::{Fault, VersionRange, wire};
 /// Messages from a server to its keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToKeeper {
-    /// The first message. Descriptors: what the keeper is to hold as long as it lives (locks), if it has
-    /// just been started.
+    /// The first message. Descriptors, if the keeper has just been started: locks of the instance, which it holds as
+    /// long as it lives.
     Hello {
         /// The server's [`VERSION`](super::VERSION).
         version: u32,
@@ -16,22 +16,22 @@ pub enum ToKeeper {
     Spawn {
         /// The server's name for the sandbox in all later messages.
         token: u32,
-        /// The sandbox's own name, for a server that comes later.
+        /// Name of the sandbox, for later servers.
         name: String,
-        /// The first outside id of the sandbox's range.
+        /// First id on the host of the sandbox's range.
         id_base: u32,
-        /// How many ids it has.
+        /// Number of ids of the range.
         id_count: u32,
         /// `CLONE_NEW*` flags.
         namespaces: u64,
     },
-    /// Hold these descriptors (an exec's streams) for a server that comes later.
+    /// Hold these descriptors (streams of an exec) for later servers.
     Hold {
         /// The sandbox.
         token: u32,
         /// The exec.
         request: u32,
-        /// Execs whose descriptors are not needed any more.
+        /// Execs whose descriptors can be closed.
         released: Vec<u32>,
     },
 }
@@ -44,7 +44,7 @@ wire!(enum ToKeeper {
 /// Messages from a keeper to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromKeeper {
-    /// The answer to `Hello`: what the keeper speaks, and its sandboxes. Descriptors: what it holds as long as it lives.
+    /// Response to `Hello`: the versions of the keeper. Its sandboxes follow. Descriptors: the locks that it holds.
     Hello(VersionRange),
     /// PID 1 exists and its ids are mapped. Descriptor: its user namespace, if it has one.
     Spawned {
@@ -53,11 +53,11 @@ pub enum FromKeeper {
         /// PID 1's pid as the host sees it.
         pid: i32,
     },
-    /// It could not be cloned.
+    /// PID 1 could not be cloned.
     Refused {
         /// The token of the request.
         token: u32,
-        /// What failed.
+        /// The failed step.
         fault: Fault,
     },
     /// PID 1 has ended and was reaped; all its processes are gone.
@@ -67,8 +67,8 @@ pub enum FromKeeper {
         /// The raw wait status.
         status: i32,
     },
-    /// After `Hello`, each sandbox. Descriptor: the server's end of PID 1's control socket. Those that
-    /// ended while there was no server have pid 0, and `Died` follows.
+    /// One sandbox, after `Hello`. Descriptor: the server's end of PID 1's control socket. A sandbox that ended while no
+    /// server was connected has pid 0, and `Died` follows.
     Sandbox {
         /// Its token.
         token: u32,
@@ -77,7 +77,7 @@ pub enum FromKeeper {
         /// PID 1's pid as the host sees it.
         pid: i32,
     },
-    /// After its sandbox, what is held of an exec. Descriptors: those of `Hold`.
+    /// Streams of one exec, after its sandbox. Descriptors: those of `Hold`.
     Held {
         /// The sandbox.
         token: u32,

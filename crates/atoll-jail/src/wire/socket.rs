@@ -25,12 +25,12 @@ const IN_PACKET: u8 = 0;
 const IN_MEMFD: u8 = 1;
 
 thread_local! {
-    /// Where packets arrive. Kept, so that a short message touches one page and not all of them:
-    /// after a clone every page that PID 1 touches is copied.
+    /// Receive buffer. It is reused, so that a short message touches one page only: after a clone every page that PID 1
+    /// writes is copied.
     static ARRIVALS: RefCell<Box<[u8]>> = RefCell::new(vec![0; INLINE].into());
 }
 
-/// A received message with the descriptors that came beside it.
+/// A received message with its descriptors.
 #[derive(Debug)]
 pub struct Packet<M> {
     /// The message.
@@ -39,7 +39,7 @@ pub struct Packet<M> {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// One end of a conversation: sends `S`, receives `R`.
+/// One end of a connection: sends `S`, receives `R`.
 #[derive(Debug)]
 pub struct Channel<S, R> {
     socket: OwnedFd,
@@ -59,7 +59,7 @@ pub fn pair<S, R>() -> io::Result<(Channel<S, R>, Channel<R, S>)> {
 }
 
 impl<S, R> Channel<S, R> {
-    /// Speaks over a socket made elsewhere.
+    /// Uses an existing socket.
     pub fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -67,7 +67,7 @@ impl<S, R> Channel<S, R> {
         }
     }
 
-    /// The socket itself.
+    /// Returns the socket.
     pub fn into_fd(self) -> OwnedFd {
         self.socket
     }
@@ -147,7 +147,7 @@ impl<S: Encode, R: Decode> Channel<S, R> {
         }
     }
 
-    /// Receives from a trusted peer: descriptors and long messages are taken. `None` at the end.
+    /// Receives from a trusted peer, with descriptors and long messages. `None` at the end of the connection.
     pub fn receive(&self) -> io::Result<Option<Packet<R>>> {
         ARRIVALS.with_borrow_mut(|bytes| self.receive_into(bytes))
     }
@@ -159,8 +159,8 @@ impl<S: Encode, R: Decode> Channel<S, R> {
             let into = &mut [IoSliceMut::new(bytes)];
             match recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Ok(received) => break received.bytes,
-                // A reset: the other end was closed with our message unread. It is reported once, before
-                // what the other end still said.
+                // A reset: the peer closed its end with our message unread. It is reported once, before the
+                // remaining messages of the peer.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }

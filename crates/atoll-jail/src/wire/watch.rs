@@ -1,15 +1,15 @@
-//! What a helper that watches a directory tells.
+//! Changes that a watching helper reports.
 
 use super::wire;
 
-/// One thing that happened below a watched directory. Paths are relative to it.
+/// One change below a watched directory. Paths are relative to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchChange {
-    /// Something is there that was not: it was made, linked or moved here.
+    /// An entry was created, linked, or moved here from outside of the directory.
     Create {
-        /// Where.
+        /// The entry.
         path: Vec<u8>,
-        /// It is a directory.
+        /// Whether the entry is a directory.
         directory: bool,
     },
     /// A file's contents changed.
@@ -17,32 +17,32 @@ pub enum WatchChange {
         /// The file.
         path: Vec<u8>,
     },
-    /// Something is no longer there: it was removed.
+    /// An entry was removed.
     Remove {
-        /// Where it was.
+        /// Former path.
         path: Vec<u8>,
     },
-    /// Something moved within the directory, and replaced what was there.
+    /// An entry was renamed within the directory; an existing target was replaced.
     Rename {
-        /// Where it was.
+        /// Former path.
         from: Vec<u8>,
         /// New path, even if the old path was never reported.
         to: Vec<u8>,
     },
     /// Mode, owner, times or attributes changed.
     Chmod {
-        /// Of what; empty for the directory itself.
+        /// The entry; empty for the directory itself.
         path: Vec<u8>,
     },
-    /// Changes were missed: read the directory again.
+    /// Events were lost; the caller must read the directory again.
     Overflow,
-    /// There are more directories than may be watched; changes in the others are not reported.
+    /// The limit of watched directories was reached; changes in further ones are not reported.
     Limit,
-    /// The directory itself is gone, and with it the watch.
+    /// The directory was removed, and the watch has ended.
     End,
-    /// Something is no longer there: it was moved out of the directory.
+    /// An entry was moved out of the directory.
     Away {
-        /// Where it was.
+        /// Former path.
         path: Vec<u8>,
     },
 }

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use atoll_jail::archive::CAPABILITY;
+use atoll_jail::archive::{CAPABILITY, modification_time};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
@@ -41,6 +41,26 @@ pub(super) struct Copier<'a, 'b> {
 struct Pair<'a> {
     from: &'a OwnedFd,
     to: &'a OwnedFd,
+}
+
+/// An entry of the source directory of `pair`.
+struct Entry<'a> {
+    pair: &'a Pair<'a>,
+    name: &'a CStr,
+    stat: &'a Stat,
+    rules: &'a Rules,
+}
+
+impl Entry<'_> {
+    /// User and group of the copy.
+    fn owner(&self) -> (u32, u32) {
+        let source = (self.stat.st_uid, self.stat.st_gid);
+        self.rules.owner.unwrap_or(source)
+    }
+
+    fn size(&self) -> u64 {
+        u64::try_from(self.stat.st_size).unwrap_or(0)
+    }
 }
 
 impl<'a, 'b> Copier<'a, 'b> {
@@ -117,28 +137,26 @@ impl<'a, 'b> Copier<'a, 'b> {
             at.push(b'/');
         }
         at.extend_from_slice(name.to_bytes());
-        let done = self.copy_one(pair, name, &stat, at, rules, level);
+        let entry = Entry {
+            pair,
+            name,
+            stat: &stat,
+            rules,
+        };
+        let done = self.copy_one(&entry, at, level);
         at.truncate(length);
         done
     }
 
-    fn copy_one(
-        &mut self,
-        pair: &Pair<'_>,
-        name: &CStr,
-        stat: &Stat,
-        at: &mut Vec<u8>,
-        rules: &Rules,
-        level: usize,
-    ) -> Result<(), Error> {
-        if rules.excludes(stat, at) {
+    fn copy_one(&mut self, entry: &Entry<'_>, at: &mut Vec<u8>, level: usize) -> Result<(), Error> {
+        if entry.rules.excludes(entry.stat, at) {
             self.meter.skip();
             return Ok(());
         }
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => self.directory(pair, name, stat, at, rules, level),
-            FileType::RegularFile => self.file(pair, name, stat, at, rules),
-            FileType::Symlink => self.symlink(pair, name, stat, at, rules),
+        match FileType::from_raw_mode(entry.stat.st_mode) {
+            FileType::Directory => self.directory(entry, at, level),
+            FileType::RegularFile => self.file(entry, at),
+            FileType::Symlink => self.symlink(entry, at),
             _ => {
                 self.meter.skip();
                 Ok(())
@@ -148,20 +166,20 @@ impl<'a, 'b> Copier<'a, 'b> {
 
     fn directory(
         &mut self,
-        pair: &Pair<'_>,
-        name: &CStr,
-        stat: &Stat,
+        entry: &Entry<'_>,
         at: &mut Vec<u8>,
-        rules: &Rules,
         level: usize,
     ) -> Result<(), Error> {
+        let Entry {
+            pair,
+            name,
+            stat,
+            rules,
+        } = *entry;
         if level >= MAX_DEPTH {
             let reason =
                 format!("it is more than {MAX_DEPTH} directories deep; use a flatter tree");
-            return Err(Error::Refused {
-                entry: display_path(at).display().to_string(),
-                reason,
-            });
+            return Err(refused(at, reason));
         }
         self.meter.entry()?;
         match rustix::fs::mkdirat(pair.to, name, Mode::RWXU) {
@@ -186,25 +204,19 @@ impl<'a, 'b> Copier<'a, 'b> {
                 level + 1,
             )?;
         }
-        let (uid, gid) = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
+        let (uid, gid) = entry.owner();
         layer_path::set_owner_and_mode(&to, uid, gid, stat.st_mode)
             .and_then(|()| rustix::fs::futimens(&to, &times(stat)))
             .map_err(failed("set the attributes of", display_path(at)))
     }
 
-    fn symlink(
-        &mut self,
-        pair: &Pair<'_>,
-        name: &CStr,
-        stat: &Stat,
-        at: &[u8],
-        rules: &Rules,
-    ) -> Result<(), Error> {
+    fn symlink(&mut self, entry: &Entry<'_>, at: &[u8]) -> Result<(), Error> {
+        let (pair, name, stat) = (entry.pair, entry.name, entry.stat);
         self.meter.entry()?;
         // A symlink cannot be changed in place, so a hard link to the host's symlink is safe and
         // saves an inode.
-        if rules.can_link_symlink(stat, self.device)
-            && self.try_link(pair.from, name, pair, name, at)?
+        if entry.rules.can_link_symlink(stat, self.device)
+            && self.try_link(pair.from, name, entry, at)?
         {
             return Ok(());
         }
@@ -212,25 +224,23 @@ impl<'a, 'b> Copier<'a, 'b> {
             Ok(target) => target,
             Err(error) => return Err(failed("read the link", display_path(at))(error)),
         };
-        let owner = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
         layer_path::make_symlink(
             pair.to,
             name.to_bytes(),
             target.to_bytes(),
-            owner,
+            entry.owner(),
             &times(stat),
         )
         .map_err(failed("create the link", display_path(at)))
     }
 
-    fn file(
-        &mut self,
-        pair: &Pair<'_>,
-        name: &CStr,
-        stat: &Stat,
-        at: &[u8],
-        rules: &Rules,
-    ) -> Result<(), Error> {
+    fn file(&mut self, entry: &Entry<'_>, at: &[u8]) -> Result<(), Error> {
+        let Entry {
+            pair,
+            name,
+            stat,
+            rules,
+        } = *entry;
         // Non-blocking in case it was replaced by a FIFO since the examination.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let from = match rustix::fs::openat(pair.from, name, flags, Mode::empty()) {
@@ -243,12 +253,9 @@ impl<'a, 'b> Copier<'a, 'b> {
             let reason =
                 "it was replaced while it was copied; try again when no program writes there"
                     .to_owned();
-            return Err(Error::Refused {
-                entry: display_path(at).display().to_string(),
-                reason,
-            });
+            return Err(refused(at, reason));
         }
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let size = entry.size();
         if rules
             .has_credentials(&from, size)
             .map_err(failed("read", display_path(at)))?
@@ -258,7 +265,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         }
         self.meter.entry()?;
         if let Some(first) = self.first_copies.get(&(stat.st_dev, stat.st_ino)).cloned()
-            && self.try_link(self.layer, &first, pair, name, at)?
+            && self.try_link(self.layer, &first, entry, at)?
         {
             return Ok(());
         }
@@ -266,11 +273,11 @@ impl<'a, 'b> Copier<'a, 'b> {
             self.meter.bytes(size)?;
         }
         if rules.can_link_file(stat, &from, at, self.device)
-            && self.try_link(pair.from, name, pair, name, at)?
+            && self.try_link(pair.from, name, entry, at)?
         {
             return Ok(());
         }
-        self.write(pair, name, stat, &from, rules)
+        self.write(entry, &from)
             .map_err(failed("copy", display_path(at)))?;
         if stat.st_nlink > 1
             && let Ok(first) = CString::new(at)
@@ -285,11 +292,11 @@ impl<'a, 'b> Copier<'a, 'b> {
         &mut self,
         directory: &OwnedFd,
         original: &CStr,
-        pair: &Pair<'_>,
-        name: &CStr,
+        entry: &Entry<'_>,
         at: &[u8],
     ) -> Result<bool, Error> {
-        match rustix::fs::linkat(directory, original, pair.to, name, AtFlags::empty()) {
+        let (to, name) = (entry.pair.to, entry.name);
+        match rustix::fs::linkat(directory, original, to, name, AtFlags::empty()) {
             Ok(()) => {
                 self.meter.report.hard_linked += 1;
                 Ok(true)
@@ -300,32 +307,24 @@ impl<'a, 'b> Copier<'a, 'b> {
         }
     }
 
-    fn write(
-        &mut self,
-        pair: &Pair<'_>,
-        name: &CStr,
-        stat: &Stat,
-        from: &File,
-        rules: &Rules,
-    ) -> std::io::Result<()> {
+    fn write(&mut self, entry: &Entry<'_>, from: &File) -> std::io::Result<()> {
         let mut to = File::from(rustix::fs::openat(
-            pair.to,
-            name,
+            entry.pair.to,
+            entry.name,
             NEW_FILE,
             Mode::RUSR | Mode::WUSR,
         )?);
         if !self.try_reflink(from, &to) {
-            let size = u64::try_from(stat.st_size).unwrap_or(0);
             // The standard library uses copy_file_range.
-            std::io::copy(&mut from.take(size), &mut to)?;
+            std::io::copy(&mut from.take(entry.size()), &mut to)?;
         }
-        let (uid, gid) = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
-        layer_path::set_owner_and_mode(&to, uid, gid, stat.st_mode)?;
+        let (uid, gid) = entry.owner();
+        layer_path::set_owner_and_mode(&to, uid, gid, entry.stat.st_mode)?;
         let mut capability = [0_u8; 64];
         if let Ok(length) = rustix::fs::fgetxattr(from, CAPABILITY, &mut capability[..]) {
             rustix::fs::fsetxattr(&to, CAPABILITY, &capability[..length], XattrFlags::empty())?;
         }
-        rustix::fs::futimens(&to, &times(stat))?;
+        rustix::fs::futimens(&to, &times(entry.stat))?;
         Ok(())
     }
 
@@ -384,7 +383,14 @@ pub(super) fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
 }
 
 fn times(stat: &Stat) -> rustix::fs::Timestamps {
-    layer_path::modified(stat.st_mtime, stat.st_mtime_nsec as u32)
+    modification_time(stat.st_mtime, stat.st_mtime_nsec as u32)
+}
+
+fn refused(at: &[u8], reason: String) -> Error {
+    Error::Refused {
+        entry: display_path(at).display().to_string(),
+        reason,
+    }
 }
 
 fn display_path(at: &[u8]) -> PathBuf {

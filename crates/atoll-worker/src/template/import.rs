@@ -7,11 +7,11 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use atoll_jail::archive::{CAPABILITY, Entry, Name};
+use atoll_jail::archive::{CAPABILITY, CopyError, Entry, Name, modification_time};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use tar::EntryType;
@@ -219,6 +219,18 @@ impl From<Errno> for EntryError {
     }
 }
 
+impl From<CopyError> for EntryError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Read(error) => Self::Read(error),
+            CopyError::Write(error) => match error.raw_os_error() {
+                Some(errno) => Errno::from_raw_os_error(errno).into(),
+                None => Self::Refused(format!("it cannot be written: {error}")),
+            },
+        }
+    }
+}
+
 struct Unpacking<'a, 'b> {
     layer: &'a OwnedFd,
     meter: &'a mut BuildMeter<'b>,
@@ -274,7 +286,7 @@ impl Unpacking<'_, '_> {
         }
         self.clear_parent();
         let (parent, last) = self.parent(name)?;
-        let times = layer_path::modified(entry.modified.0, entry.modified.1);
+        let times = modification_time(entry.modified.0, entry.modified.1);
         let owner = (entry.uid, entry.gid);
         replace_existing(parent, last, || {
             layer_path::make_symlink(parent, last, &entry.link, owner, &times)
@@ -342,16 +354,10 @@ impl Unpacking<'_, '_> {
             return Err(Errno::EXIST.into());
         };
         let mut file = File::from(created);
-        if let Some(pieces) = &entry.pieces {
+        if entry.pieces.is_some() {
             rustix::fs::ftruncate(&file, entry.size)?;
-            for (offset, length) in pieces {
-                file.seek(SeekFrom::Start(*offset))
-                    .map_err(EntryError::Read)?;
-                copy_contents(contents, *length, &mut file)?;
-            }
-        } else {
-            copy_contents(contents, entry.size, &mut file)?;
         }
+        contents.copy_contents(entry, &mut file, &mut 0)?;
         layer_path::set_owner_and_mode(&file, entry.uid, entry.gid, entry.mode)?;
         if let Some(capability) = &entry.capability
             && rustix::fs::fsetxattr(&file, CAPABILITY, capability, XattrFlags::empty()).is_err()
@@ -360,7 +366,7 @@ impl Unpacking<'_, '_> {
         }
         rustix::fs::futimens(
             &file,
-            &layer_path::modified(entry.modified.0, entry.modified.1),
+            &modification_time(entry.modified.0, entry.modified.1),
         )?;
         Ok(())
     }
@@ -392,7 +398,7 @@ impl Unpacking<'_, '_> {
     fn set_directory_times(&self) {
         for (name, (seconds, nanoseconds)) in &self.directory_times {
             if let Ok(dir) = layer_path::open_directory(self.layer, name) {
-                let _ = rustix::fs::futimens(&dir, &layer_path::modified(*seconds, *nanoseconds));
+                let _ = rustix::fs::futimens(&dir, &modification_time(*seconds, *nanoseconds));
             }
         }
     }
@@ -402,45 +408,17 @@ impl Unpacking<'_, '_> {
 fn replace_existing(
     parent: &OwnedFd,
     last: &[u8],
-    mut create: impl FnMut() -> rustix::io::Result<()>,
+    create: impl FnMut() -> rustix::io::Result<()>,
 ) -> Result<(), EntryError> {
-    match create() {
-        Err(Errno::EXIST) => {}
-        answer => return Ok(answer?),
-    }
-    match rustix::fs::unlinkat(parent, last, AtFlags::empty()) {
-        Ok(()) => Ok(create()?),
-        Err(Errno::ISDIR) => Err(EntryError::Refused(
-            "a directory of that name came before it".to_owned(),
-        )),
-        Err(error) => Err(error.into()),
-    }
+    atoll_jail::archive::replace_existing(parent, last, create).map_err(|error| match error {
+        Errno::ISDIR => EntryError::Refused("a directory of that name came before it".to_owned()),
+        error => error.into(),
+    })
 }
 
 fn is_directory(parent: &OwnedFd, last: &[u8]) -> bool {
     rustix::fs::statat(parent, last, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-}
-
-/// Copies the next `length` bytes of contents.
-fn copy_contents(contents: &mut Entries, length: u64, file: &mut File) -> Result<(), EntryError> {
-    let mut buffer = vec![0; 1 << 17];
-    let mut remaining = length;
-    while remaining > 0 {
-        let size = usize::try_from(remaining)
-            .unwrap_or(usize::MAX)
-            .min(buffer.len());
-        let read = contents
-            .read(&mut buffer[..size])
-            .map_err(EntryError::Read)?;
-        file.write_all(&buffer[..read])
-            .map_err(|error| match error.raw_os_error() {
-                Some(errno) => Errno::from_raw_os_error(errno).into(),
-                None => EntryError::Refused(format!("it cannot be written: {error}")),
-            })?;
-        remaining -= read as u64;
-    }
-    Ok(())
 }
 
 fn display_name(name: &[u8]) -> String {

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Timestamps, Uid};
 use rustix::io::{Errno, Result};
 
 use super::{ID_COUNT, NOBODY};
@@ -100,20 +100,6 @@ pub(super) fn make_symlink(
     let (uid, gid) = (Uid::from_raw(map_id(uid)), Gid::from_raw(map_id(gid)));
     rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     rustix::fs::utimensat(dir, name, modified, AtFlags::SYMLINK_NOFOLLOW)
-}
-
-/// Timestamps that set the modification time only.
-pub(super) fn modified(seconds: i64, nanoseconds: u32) -> Timestamps {
-    Timestamps {
-        last_access: Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        },
-        last_modification: Timespec {
-            tv_sec: seconds,
-            tv_nsec: i64::from(nanoseconds.min(999_999_999)),
-        },
-    }
 }
 
 /// Maps ids that a sandbox does not have to `nobody`.

@@ -1,6 +1,6 @@
-//! `atoll bench`: what sandboxes cost on this machine, beside the machine's own floor and, if
-//! requested, beside other isolation programs. Everything is measured in one run, default
-//! configuration.
+//! `atoll bench`: time and memory of sandboxes on this machine, compared with a process without
+//! isolation and, if requested, with other isolation programs. All figures of a run are measured
+//! with the default configuration.
 
 mod http;
 mod latency;
@@ -59,9 +59,10 @@ pub(crate) struct Row {
     figure: String,
     p50: String,
     p99: String,
-    /// The bar this project sets itself, if it has one, and whether it was met.
+    /// Target of this project; `None` if the figure has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     bar: Option<String>,
+    /// Whether the target was met.
     #[serde(skip_serializing_if = "Option::is_none")]
     met: Option<bool>,
 }
@@ -77,7 +78,7 @@ impl Row {
         }
     }
 
-    /// A row of times, with bars for its median and its 99th percentile.
+    /// A row of times, with targets for the median and the 99th percentile in milliseconds.
     fn times(
         figure: impl Into<String>,
         samples: &Samples,
@@ -162,7 +163,7 @@ impl Bench {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Whether something is to be measured.
+    /// Whether a row is selected by `--only`.
     fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
@@ -240,20 +241,20 @@ fn show(rows: &[Row]) {
     print_line(&table.to_string());
 }
 
-/// Begins a figure: says what is measured, and waits for the cleanup of the one before.
+/// Announces the next measurement, and waits for the cleanup of the previous one.
 fn progress(what: &str) {
     eprint_line(&format!("measuring {what} …"));
     settle();
 }
 
-/// Waits until nothing that was begun goes on behind: the pool is full again, the files of deleted sandboxes are gone, the
-/// kernel has freed what it was given.
+/// Waits until background work is done: the pool is refilled, the files of deleted sandboxes are removed, and the kernel
+/// has freed their memory. Waits for at most 3 s.
 fn settle() {
-    const LOOK: Duration = Duration::from_millis(100);
+    const CHECK_INTERVAL: Duration = Duration::from_millis(100);
     let mut before = idleness();
-    // A machine that has other work is measured as it is.
+    // A machine with other load never becomes idle.
     for _ in 0..30 {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
         let now = idleness();
         let (idle, all) = (now.0 - before.0, now.1 - before.1);
         if idle * 20 >= all * 19 {
@@ -263,18 +264,18 @@ fn settle() {
     }
 }
 
-/// How long all processors were idle since the machine began, and how long they were there, in ticks.
+/// Idle time and total time of all processors since boot, in ticks.
 fn idleness() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let first = text.lines().next().unwrap_or_default();
     let ticks = first.split_whitespace().skip(1).map(str::parse::<u64>);
     let ticks: Vec<u64> = ticks.map(Result::unwrap_or_default).collect();
-    // User, nice, system, idle, waiting for a disk, interrupts, and what others took; the rest is counted twice.
+    // user, nice, system, idle, iowait, irq, softirq, steal; `user` includes the guest columns after them.
     let all = ticks.iter().take(8).sum();
     (ticks.iter().skip(3).take(2).sum(), all)
 }
 
-/// A failure of the benchmark's own.
+/// Error of a step of the benchmark itself.
 fn failed(what: &str, error: &std::io::Error) -> Error {
     Error::new(Code::Internal, format!("{what}: {error}"))
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 use atoll_client::{Client, Exec, Request, query};
 use atoll_model::Error;
 use clap::{Args, Subcommand};
-use comfy_table::Table;
 use serde_json::Value;
 
 use super::sandbox::since;
 use super::server_args::{
-    Remote, below, each, fields, find, plain, print_json, quoted, shortened, text,
+    Remote, ServerArgs, below, each, fields, find, plain, print_json, quoted, shortened, text,
 };
 use super::{block_on, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Seconds that one request may wait for the end of a command.
@@ -56,11 +56,8 @@ pub(crate) struct Ls {
     /// Print only the ids of commands.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 #[derive(Debug, Args)]
@@ -73,11 +70,8 @@ pub(crate) struct One {
     /// Id, `tag:NAME` or `pid:NUMBER` of the command.
     #[arg(value_name = "COMMAND")]
     command: String,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// Send a signal to commands and print the id of each.
@@ -155,12 +149,12 @@ impl Commands {
 
 impl Ls {
     fn run(&self, config: &Config) -> Result<(), Error> {
-        let mut all = self.remote.with(config, async |client| {
+        let mut all = self.server.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             client.list(&below(&sandbox, &["commands"]), &[]).await
         })?;
         all.retain(|command| !self.running || text(command, "state") == "running");
-        show(&all, self.quiet, self.json)
+        show(&all, self.quiet, self.server.json)
     }
 }
 
@@ -175,8 +169,7 @@ pub(crate) fn show(all: &[Value], quiet: bool, json: bool) -> Result<(), Error> 
         }
         return Ok(());
     }
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     table.set_header(["ID", "STATE", "AGE", "COMMAND"]);
     for command in all {
         table.add_row([
@@ -233,12 +226,12 @@ fn state(command: &Value) -> String {
 
 impl One {
     fn get(&self, config: &Config) -> Result<(), Error> {
-        let command = self.remote.with(config, async |client| {
+        let command = self.server.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             let path = below(&sandbox, &["commands", &self.command]);
             client.send_json(&Request::get(path)).await
         })?;
-        if self.json {
+        if self.server.json {
             return print_json(&command);
         }
         print_line(&fields(&command).to_string());
@@ -246,7 +239,7 @@ impl One {
     }
 
     fn wait(&self, config: &Config) -> Result<(), Error> {
-        let command = self.remote.with(config, async |client| {
+        let command = self.server.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             wait(
                 client,
@@ -254,7 +247,7 @@ impl One {
             )
             .await
         })?;
-        if self.json {
+        if self.server.json {
             return print_json(&command);
         }
         print_line(&command["exitCode"].to_string());

@@ -7,10 +7,11 @@ use atoll_model::{Bytes, Code, Error};
 use atoll_worker::instance;
 use atoll_worker::storage::usage::{self, SandboxUsage, StorageUsage};
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 
 use super::local::Local;
 use super::print_line;
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Show how much disk space each sandbox takes, and what the host has left.
@@ -48,8 +49,7 @@ impl Df {
 }
 
 fn show(survey: &StorageUsage, all: bool) {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     table.set_header(["INSTANCE", "SANDBOX", "STORAGE", "USED", "LIMIT"]);
     let is_shown = |line: &&SandboxUsage| all || !line.is_pooled;
     for line in survey.sandboxes.iter().filter(is_shown) {

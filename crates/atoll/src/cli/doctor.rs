@@ -11,12 +11,12 @@ use atoll_worker::storage::{self, DiskSpace};
 use atoll_worker::template::{BASE, Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, orphans};
 use clap::Args;
-use comfy_table::Table;
 use serde::Serialize;
 
 use super::serve;
 use super::serve::database::{self, Unknown};
 use super::{block_on, paint, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Check which isolation features this machine has, and how to get missing ones.
@@ -104,8 +104,7 @@ impl Doctor {
 }
 
 fn show(report: &Report) {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     for check in &report.checks {
         let mark = match (check.ok, check.weight) {
             (true, _) => paint("32", "yes"),

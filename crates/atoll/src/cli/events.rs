@@ -44,32 +44,14 @@ impl Events {
                 return self.follow(client, None, self.after).await;
             };
             let id = find(client, sandbox).await?;
-            let last = self.list(client, &id).await?;
+            let path = below(&id, &["events"]);
+            let last = print_past(client, &path, self.after.unwrap_or(0), self.json).await?;
             if self.follow {
                 self.follow(client, Some(&id), Some(last)).await?;
             }
             Ok(())
         })?;
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// Prints the past events of a sandbox; returns the number of the last.
-    async fn list(&self, client: &Client, id: &str) -> Result<i64, Error> {
-        let mut last = self.after.unwrap_or(0);
-        loop {
-            let after = last.to_string();
-            let path = query(&below(id, &["events"]), &[("after", &after)]);
-            let events = client.send_json(&Request::get(path)).await?;
-            let events = events.as_array().map(Vec::as_slice).unwrap_or_default();
-            for event in events {
-                last = event["number"].as_i64().unwrap_or(last);
-                print(event, self.json);
-            }
-            check_stdout()?;
-            if events.is_empty() {
-                return Ok(last);
-            }
-        }
     }
 
     async fn follow(
@@ -91,6 +73,29 @@ impl Events {
             check_stdout()?;
         }
         Ok(())
+    }
+}
+
+/// Prints the past events after a number, page by page; returns the number of the last one.
+pub(crate) async fn print_past(
+    client: &Client,
+    path: &str,
+    after: i64,
+    json: bool,
+) -> Result<i64, Error> {
+    let mut last = after;
+    loop {
+        let path = query(path, &[("after", &last.to_string())]);
+        let events = client.send_json(&Request::get(path)).await?;
+        let events = events.as_array().map(Vec::as_slice).unwrap_or_default();
+        for event in events {
+            last = event["number"].as_i64().unwrap_or(last);
+            print(event, json);
+        }
+        check_stdout()?;
+        if events.is_empty() {
+            return Ok(last);
+        }
     }
 }
 

@@ -8,12 +8,13 @@ use std::process::ExitCode;
 use atoll_client::{Client, Event, Request};
 use atoll_model::{Bytes, Error};
 use clap::{Args, Subcommand};
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 use serde_json::{Value, json};
 
 use super::cp::download;
 use super::server_args::{Remote, fields, file_call, find, plain, print_json, text};
 use super::{check_stdout, eprint_line, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 use change::Transfer;
 
@@ -229,8 +230,7 @@ impl Ls {
         if self.json {
             return print_json(&answer);
         }
-        let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
+        let mut table = borderless_table();
         for entry in answer.as_array().into_iter().flatten() {
             let size = Bytes(entry["size"].as_u64().unwrap_or(0)).to_string();
             let modified = text(entry, "modifiedAt");

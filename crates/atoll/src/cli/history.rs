@@ -5,14 +5,12 @@ use std::process::ExitCode;
 use atoll_client::{Client, Request, path, query};
 use atoll_model::{Code, Error, SandboxId};
 use clap::Args;
-use comfy_table::Table;
 use serde_json::Value;
 
-use super::commands;
-use super::events::print;
 use super::sandbox::{since, state};
-use super::server_args::{Remote, plain, print_json, text};
-use super::{check_stdout, print_line};
+use super::server_args::{ServerArgs, plain, print_each, print_json, text};
+use super::{commands, events, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Maximum page size of the API.
@@ -40,22 +38,21 @@ pub(crate) struct History {
     /// Print only ids.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 impl History {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        self.remote.with(config, async |client| {
+        self.server.remote.with(config, async |client| {
             let Some(name) = &self.sandbox else {
                 return self.list(client).await;
             };
             let session = find(client, name).await?;
             if self.events {
-                return self.show_events(client, &session).await;
+                let path = path(&["sessions", &session, "events"]);
+                events::print_past(client, &path, 0, self.server.json).await?;
+                return Ok(());
             }
             let mut all = Vec::new();
             for kind in ["commands", "terminals"] {
@@ -64,24 +61,21 @@ impl History {
             }
             all.sort_by(|one, other| text(other, "startedAt").cmp(text(one, "startedAt")));
             all.truncate(most(self.limit));
-            commands::show(&all, self.quiet, self.json)
+            commands::show(&all, self.quiet, self.server.json)
         })?;
         Ok(ExitCode::SUCCESS)
     }
 
     async fn list(&self, client: &Client) -> Result<(), Error> {
         let all = newest(client, "/sessions", self.limit).await?;
-        if self.json {
+        if self.server.json {
             return print_json(&Value::Array(all));
         }
         if self.quiet {
-            for session in &all {
-                print_line(text(session, "sandboxID"));
-            }
+            print_each(&all, "sandboxID");
             return Ok(());
         }
-        let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
+        let mut table = borderless_table();
         table.set_header(["ID", "NAME", "STATE", "TEMPLATE", "CREATED", "DELETED"]);
         for session in &all {
             let ago = |field: &str| match text(session, field) {
@@ -103,27 +97,6 @@ impl History {
         }
         print_line(&table.to_string());
         Ok(())
-    }
-
-    async fn show_events(&self, client: &Client, session: &str) -> Result<(), Error> {
-        let mut last = 0;
-        loop {
-            let after = last.to_string();
-            let path = query(
-                &path(&["sessions", session, "events"]),
-                &[("after", &after)],
-            );
-            let events = client.send_json(&Request::get(path)).await?;
-            let events = events.as_array().map(Vec::as_slice).unwrap_or_default();
-            for event in events {
-                last = event["number"].as_i64().unwrap_or(last);
-                print(event, self.json);
-            }
-            check_stdout()?;
-            if events.is_empty() {
-                return Ok(());
-            }
-        }
     }
 }
 

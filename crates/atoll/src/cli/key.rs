@@ -6,14 +6,14 @@ use std::time::Duration;
 use atoll_client::{Request, path, query};
 use atoll_model::{Error, parse_duration};
 use clap::{Args, Subcommand, ValueEnum};
-use comfy_table::Table;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::org::find;
 use super::sandbox::since;
-use super::server_args::{Remote, plain, print_json, text};
+use super::server_args::{Remote, ServerArgs, plain, print_json, text};
 use super::{eprint_line, print_error, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Create, list and revoke API keys of a server.
@@ -63,11 +63,8 @@ pub(crate) struct Create {
     /// Org of the key, by id or name; orgs other than your own need an admin key.
     #[arg(long, value_name = "ORG")]
     org: Option<String>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// List keys, newest first.
@@ -82,11 +79,8 @@ pub(crate) struct Ls {
     /// Include revoked keys.
     #[arg(long, short)]
     all: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// Revoke keys, with immediate effect.
@@ -127,13 +121,13 @@ impl Create {
             })?;
             body["expiresAt"] = json!(end.to_string());
         }
-        let made = self.remote.with(config, async |client| {
+        let made = self.server.remote.with(config, async |client| {
             if let Some(org) = &self.org {
                 body["orgID"] = json!(find(client, org).await?);
             }
             client.send_json(&Request::post("/keys", &body)).await
         })?;
-        if self.json {
+        if self.server.json {
             return print_json(&made);
         }
         print_line(text(&made, "key"));
@@ -147,7 +141,7 @@ impl Create {
 
 impl Ls {
     fn run(&self, config: &Config) -> Result<(), Error> {
-        let mut keys = self.remote.with(config, async |client| {
+        let mut keys = self.server.remote.with(config, async |client| {
             let org = match &self.org {
                 Some(org) => Some(find(client, org).await?),
                 None => None,
@@ -156,11 +150,10 @@ impl Ls {
             client.list("/keys", &parameters).await
         })?;
         keys.retain(|key| self.all || key["revokedAt"].is_null());
-        if self.json {
+        if self.server.json {
             return print_json(&Value::Array(keys));
         }
-        let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
+        let mut table = borderless_table();
         table.set_header(["ID", "NAME", "KEY", "SCOPE", "AGE", "LAST USED", "ENDS"]);
         for key in &keys {
             let ago = |name: &str| match text(key, name) {

@@ -6,14 +6,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use atoll_model::{Code, Error, ExecInfo, RunName};
 use atoll_worker::instance::named::{self, NamedRun};
 use clap::Args;
-use comfy_table::Table;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::run::named::{command, find, find_written, is_background_holder, open};
 use super::sandbox::{self, Filter, span};
-use super::server_args::{Remote, plain, print_json, shortened, text};
+use super::server_args::{ServerArgs, plain, print_each, print_json, shortened, text};
 use super::{block_on, eprint_line, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Timeout for the state of a command that may have ended meanwhile.
@@ -40,11 +40,8 @@ pub(crate) struct Ls {
     /// Print only the ids of sandboxes and the names of runs.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -79,10 +76,10 @@ struct Line {
 impl Ls {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         // Without a server, only runs are listed.
-        let wanted = !self.filter.is_empty() || !self.local && self.remote.exists(config)?;
+        let wanted = !self.filter.is_empty() || !self.local && self.server.remote.exists(config)?;
         let sandboxes = if wanted {
             let listing = async |client: &_| self.filter.list(client).await;
-            self.remote.with(config, listing)?
+            self.server.remote.with(config, listing)?
         } else {
             Vec::new()
         };
@@ -91,12 +88,10 @@ impl Ls {
         } else {
             Vec::new()
         };
-        if self.json {
+        if self.server.json {
             print_list_json(sandboxes, &runs)?;
         } else if self.quiet {
-            for sandbox in &sandboxes {
-                print_line(text(sandbox, "sandboxID"));
-            }
+            print_each(&sandboxes, "sandboxID");
             for run in &runs {
                 print_line(run.name.as_str());
             }
@@ -195,8 +190,7 @@ fn now() -> i64 {
 }
 
 fn show(sandboxes: &[Value], runs: &[Line]) {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     table.set_header([
         "ID", "NAME", "KIND", "STATE", "AGE", "ENDS", "TEMPLATE", "COMMAND",
     ]);

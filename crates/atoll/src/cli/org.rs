@@ -6,12 +6,12 @@ use std::time::Duration;
 use atoll_client::{Client, Request, path};
 use atoll_model::{Code, Error, OrgId, parse_duration};
 use clap::{Args, Subcommand};
-use comfy_table::Table;
 use serde_json::{Value, json};
 
 use super::sandbox::{seconds, since, span};
-use super::server_args::{Remote, plain, print_json, text};
+use super::server_args::{Remote, ServerArgs, plain, print_json, text};
 use super::{print_error, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Create, list and delete orgs of a server, and set their limits.
@@ -56,11 +56,8 @@ pub(crate) struct Create {
     name: String,
     #[command(flatten)]
     limits: Limits,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// List orgs, newest first: all for an admin, your own for others.
@@ -69,11 +66,8 @@ pub(crate) struct Create {
   atoll org ls
   atoll org ls --json | jq -r '.[].orgID'")]
 pub(crate) struct Ls {
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// Change the name and limits of an org.
@@ -88,11 +82,8 @@ pub(crate) struct Set {
     name: Option<String>,
     #[command(flatten)]
     limits: Limits,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// Delete orgs with their keys and their history.
@@ -142,22 +133,22 @@ impl Limits {
 impl Create {
     fn run(&self, config: &Config) -> Result<(), Error> {
         let body = self.limits.body(Some(&self.name))?;
-        let made = self.remote.with(config, async |client| {
+        let made = self.server.remote.with(config, async |client| {
             client.send_json(&Request::post("/orgs", &body)).await
         })?;
-        show(&made, self.json)
+        show(&made, self.server.json)
     }
 }
 
 impl Set {
     fn run(&self, config: &Config) -> Result<(), Error> {
         let body = self.limits.body(self.name.as_ref())?;
-        let changed = self.remote.with(config, async |client| {
+        let changed = self.server.remote.with(config, async |client| {
             let id = find(client, &self.org).await?;
             let request = Request::patch(path(&["orgs", &id]), &body);
             client.send_json(&request).await
         })?;
-        show(&changed, self.json)
+        show(&changed, self.server.json)
     }
 }
 
@@ -172,13 +163,13 @@ fn show(org: &Value, json: bool) -> Result<(), Error> {
 impl Ls {
     fn run(&self, config: &Config) -> Result<(), Error> {
         let orgs = self
+            .server
             .remote
             .with(config, async |client| client.list("/orgs", &[]).await)?;
-        if self.json {
+        if self.server.json {
             return print_json(&Value::Array(orgs));
         }
-        let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
+        let mut table = borderless_table();
         table.set_header(["ID", "NAME", "SANDBOXES", "LIFETIME", "AGE"]);
         for org in &orgs {
             let most = |name: &str, shown: fn(u64) -> String| {

@@ -9,8 +9,8 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::run::named::{open, unknown};
-use super::server_args::{Remote, below, text};
-use super::{block_on, print_error, print_line, sandbox};
+use super::server_args::{Remote, below, each, text};
+use super::{block_on, print_line, sandbox};
 use crate::config::Config;
 
 /// Remove sandboxes of the server in use, or named runs of this machine, with their files.
@@ -40,24 +40,20 @@ impl Rm {
     /// Removes the items in order; a failure does not stop the others.
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let client = self.remote.client(config)?;
-        let failed = block_on(async {
-            let mut failed = None;
-            for name in &self.names {
-                match self.remove(&client, name, config).await {
-                    Ok(removed) if self.json => print_line(&removed.to_string()),
-                    Ok(removed) if text(&removed, "name").is_empty() => {
-                        print_line(text(&removed, "sandboxID"));
-                    }
-                    Ok(removed) => print_line(text(&removed, "name")),
-                    Err(error) => {
-                        print_error(&error);
-                        failed = failed.or(Some(error.code.exit_code()));
-                    }
+        block_on(async {
+            let removed = each(&self.names, async |name| {
+                let removed = self.remove(&client, name, config).await?;
+                if self.json {
+                    print_line(&removed.to_string());
+                } else if text(&removed, "name").is_empty() {
+                    print_line(text(&removed, "sandboxID"));
+                } else {
+                    print_line(text(&removed, "name"));
                 }
-            }
-            Ok(failed)
-        })?;
-        Ok(failed.map_or(ExitCode::SUCCESS, ExitCode::from))
+                Ok(())
+            });
+            Ok(removed.await)
+        })
     }
 
     async fn remove(&self, client: &Client, name: &str, config: &Config) -> Result<Value, Error> {

@@ -11,7 +11,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde_json::Value;
 
-use super::{block_on, print_error, print_line, remedies};
+use super::{block_on, borderless_table, print_error, print_line, remedies};
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
@@ -30,6 +30,16 @@ pub(crate) struct Remote {
         help_heading = "Server"
     )]
     profile: Option<String>,
+}
+
+/// Options of a command that can print JSON.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ServerArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) remote: Remote,
 }
 
 impl Remote {
@@ -210,10 +220,16 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// Prints a string field of each object, one per line.
+pub(crate) fn print_each(objects: &[Value], field: &str) {
+    for object in objects {
+        print_line(text(object, field));
+    }
+}
+
 /// Prints the fields of an object, one per row.
 pub(crate) fn fields(object: &Value) -> Table {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     for (name, value) in object.as_object().into_iter().flatten() {
         let shown = match value {
             Value::String(text) => plain(text),

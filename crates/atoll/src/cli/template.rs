@@ -11,11 +11,11 @@ use atoll_client::Client;
 use atoll_model::{Bytes, Error};
 use atoll_worker::template::{self, Source, TemplateOptions, TemplateStore};
 use clap::Subcommand;
-use comfy_table::Table;
 
 use super::local::{Local, LocalOrRemote};
 use super::progress::Bar;
 use super::{block_on, print_line};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// List, add, rebuild and remove templates: the root file systems of sandboxes.
@@ -201,8 +201,7 @@ fn list(store: &TemplateStore, json: bool) -> Result<(), Error> {
         print_line("no templates yet: the first atoll run makes base");
         return Ok(());
     }
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     table.set_header(["NAME", "FILES", "SIZE", "USER", "SUDO", "SOURCE"]);
     for template in &all {
         let meta = &template.meta;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use atoll_client::{Client, Request, query};
 use atoll_model::{Bytes, Error};
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -18,6 +18,7 @@ use super::print_line;
 use super::run::Signals;
 use super::sandbox::{since, span, state, until};
 use super::server_args::{Remote, below, plain, print_json, text};
+use crate::cli::borderless_table;
 use crate::config::Config;
 
 /// Maximum number of sandboxes whose usage is requested.
@@ -181,8 +182,7 @@ fn page(
     if let Some((made, deleted)) = rates {
         let _ = writeln!(page, "made {made:.1} /s   deleted {deleted:.1} /s");
     }
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     table.set_header([
         "ID", "NAME", "STATE", "CPU %", "MEMORY", "DISK", "PIDS", "AGE", "ENDS",
     ]);

@@ -99,7 +99,7 @@ async fn every_sandbox_trusts_the_configured_authorities() {
     harness::private(&data);
     let open = async |all: &[&Authority]| LocalRuntime::open(serving(&data, all)).await.unwrap();
     let runtime = open(&[&authority]).await;
-    // A fresh one, and one that was warm.
+    // A new sandbox, and a warm one.
     let first = runtime.create(SandboxSpec::default()).await.unwrap().id;
     trusted(&runtime, &first, &authority).await;
     while runtime.pool_sizes().0 == 0 {
@@ -108,7 +108,7 @@ async fn every_sandbox_trusts_the_configured_authorities() {
     let warm = runtime.create(SandboxSpec::default()).await.unwrap().id;
     trusted(&runtime, &warm, &authority).await;
 
-    // The caller's own variables win, of the sandbox and of a command; sudo passes on ours.
+    // Variables of the sandbox and of a command take precedence; sudo preserves ours.
     let own = SandboxSpec {
         environment: [("AWS_CA_BUNDLE".to_owned(), "/mine".to_owned())].into(),
         ..SandboxSpec::default()
@@ -136,7 +136,7 @@ async fn every_sandbox_trusts_the_configured_authorities() {
     runtime.stop(&own).await.unwrap();
     runtime.close().await.unwrap();
 
-    // Another server with another authority: what runs keeps what it has, what starts gets what there is now.
+    // A server with another authority: running sandboxes keep their certificates, started ones get the new ones.
     let runtime = open(&[&other]).await;
     trusted(&runtime, &first, &authority).await;
     runtime.stop(&first).await.unwrap();
@@ -146,7 +146,7 @@ async fn every_sandbox_trusts_the_configured_authorities() {
     trusted(&runtime, &new, &other).await;
     runtime.close().await.unwrap();
 
-    // And none at all.
+    // A server without authorities.
     let runtime = open(&[]).await;
     trusted(&runtime, &warm, &authority).await;
     let plain = runtime.create(SandboxSpec::default()).await.unwrap().id;

@@ -58,7 +58,7 @@ pub fn output_text(output: &Output) -> String {
 
 #[test]
 fn doctor_accepts_this_host_as_text_and_json() {
-    // It would turn this machine's own forwarding on.
+    // Otherwise the server would enable IP forwarding on this machine.
     let host = atoll_jail::netns::create().unwrap();
     let doctor = |words: &[&str]| atoll_jail::netns::within(host.as_fd(), || done(words)).unwrap();
     let output = doctor(&["doctor"]);
@@ -85,7 +85,7 @@ fn doctor_uses_the_templates_that_the_environment_names() {
     doctor
         .env("ATOLL_DATA_DIR", scratch.join("data"))
         .env("ATOLL_TEMPLATES_DIR", harness::data().join("templates"));
-    // It would turn this machine's own forwarding on.
+    // Otherwise the server would enable IP forwarding on this machine.
     let host = atoll_jail::netns::create().unwrap();
     let run = || run_within(&mut doctor, Duration::from_mins(1), b"");
     let output = atoll_jail::netns::within(host.as_fd(), run).unwrap();
@@ -142,7 +142,7 @@ fn doctor_and_run_without_root_fail_with_the_reason() {
         "{}",
         output_text(&output)
     );
-    // A file of theirs that they cannot read is not taken for none.
+    // A file that the user cannot read is an error, and not treated as missing.
     let config = scratch.join("config");
     std::fs::create_dir_all(config.join("atoll")).unwrap();
     let file = config.join("atoll/config.toml");
@@ -191,7 +191,7 @@ fn every_command_shows_examples_and_shells_complete_them() {
     let help = output_text(&done(&["--help"]));
     let (_, listed) = help.split_once("Commands:\n").unwrap();
     let lines = listed.lines().take_while(|line| !line.is_empty());
-    // What a name is for may take several lines.
+    // A description may take several lines.
     let begins = lines.filter_map(|line| line.strip_prefix("  ").filter(|it| !it.starts_with(' ')));
     let names = begins.filter_map(|line| line.split_whitespace().next());
     let names: Vec<&str> = names.collect();

@@ -135,6 +135,12 @@ fn stdout_of(line: &impl Line, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Standard output of a shell line in the sandbox `web`.
+#[track_caller]
+fn shell_in_web(line: &impl Line, command: &str) -> String {
+    stdout_of(line, &["exec", "web", "sh", "-c", command])
+}
+
 /// The same as JSON.
 #[track_caller]
 fn json(line: &impl Line, args: &[&str]) -> Value {

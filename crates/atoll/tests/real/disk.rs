@@ -164,7 +164,7 @@ async fn sixteen_terabyte_file_is_refused_or_takes_no_space() {
         let size = if storage == Storage::Plain {
             let complaint = String::from_utf8_lossy(&made.stderr);
             assert!(complaint.contains("File too large"), "{made:?}");
-            // The most there can be is as good.
+            // The largest possible limit is accepted.
             let largest = HUGE - 4096;
             stdout_text(&shell(&world, &id, &format!("truncate -s {largest} ~/huge")).await);
             largest
@@ -183,14 +183,14 @@ async fn sixteen_terabyte_file_is_refused_or_takes_no_space() {
             used.complete && used.used.0 < 8 * MIB,
             "{storage}: {used:?}"
         );
-        // A range of it can be read; a read of the whole file ends at the limit.
+        // A range of the file can be read; a read of the whole file ends at the limit.
         let part = runtime.read_range(&id, &root, path, 8_000_000 * MIB, 2);
         let part = part.await.unwrap().read_to_end(16).await.unwrap();
         assert_eq!(part, b"x\0", "{storage}");
         let all = runtime.read_file(&id, &root, path).await.unwrap();
         let error = all.read_to_end(1 << 20).await.unwrap_err();
         assert_eq!(error.code, Code::QuotaExceeded, "{storage}: {error:?}");
-        // A copy of it keeps its holes, or fails when the disk is full, without effect on other sandboxes.
+        // A copy keeps the holes, or fails on a full disk without effect on other sandboxes.
         let copied = runtime.copy(&id, &root, path, b"/home/user/copy", false);
         match tokio::time::timeout(DEADLINE, copied)
             .await
@@ -233,7 +233,7 @@ print('deep')";
     stdout_text(&shell(&world, &stays, "head -c 2M /dev/urandom > ~/f").await);
     let blocks =
         || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512;
-    // A sync inside is none: it has to be on the disk to be given back.
+    // `sync` in the sandbox has no effect; blocks are freed only after they were written to the disk.
     let top = std::fs::File::open(image.with_file_name("storage")).unwrap();
     rustix::fs::syncfs(&top).unwrap();
     drop(top);
@@ -283,7 +283,7 @@ async fn template_of_one_program_works_on_an_image() {
         world.runtime.get(&id).unwrap().template,
         template(Kind::Static)
     );
-    // What it writes can be run, although nothing of the image can on the host.
+    // Programs on the image can be executed in the sandbox, although the mount on the host is noexec.
     let copy = world.probe(&id, "root", &["read", "/probe"]).await;
     write(&world, &id, "/copy", &copy.stdout).await.unwrap();
     world

@@ -89,7 +89,7 @@ async fn every_example_of_the_docs_gives_its_shown_output() {
                 "{}:/usr/sbin:/usr/bin:/sbin:/bin",
                 binaries.parent().unwrap().display()
             );
-            // Examples with a network would turn this machine's own forwarding on.
+            // Examples with a network would enable IP forwarding on this machine.
             let mut shell = Command::new("unshare");
             shell
                 .args(["--net", "bash", "-c", &format!("{{ {command}\n}} 2>&1")])

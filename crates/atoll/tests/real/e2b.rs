@@ -80,8 +80,8 @@ async fn domain_alone_reaches_the_server_and_its_sandboxes() {
     for name in ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"] {
         variables.push((name.to_owned(), cert.clone()));
     }
-    // The programs have a name server of their own.
-    // Its port is given; an address of its own makes it free.
+    // The test programs use their own name server.
+    // The port is fixed to 53; on its own loopback address it is free.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let address = format!("127.83.{high}.{low}");
     let names = UdpSocket::bind((address.as_str(), 53)).await.unwrap();
@@ -106,7 +106,7 @@ async fn lead_home(socket: UdpSocket) {
         let Some(question) = packet.get(HEADER..length) else {
             continue;
         };
-        // A name ends with an empty label; behind it are the type and the class.
+        // A name ends with an empty label; type and class follow.
         let Some(end) = question.iter().position(|byte| *byte == 0) else {
             continue;
         };
@@ -115,11 +115,11 @@ async fn lead_home(socket: UdpSocket) {
         };
         let address = question[end + 1..end + 3] == [0, 1];
         let mut answer = packet[..2].to_vec();
-        // An answer, with recursion, of one question; how many answers it has.
+        // Flags: response, recursion available. Counts: one question, and the number of answers.
         answer.extend([0x81, 0x80, 0, 1, 0, address.into(), 0, 0, 0, 0]);
         answer.extend(question);
         if address {
-            // The name of the question, its type and class, for a second, four bytes.
+            // A pointer to the name of the question, type, class, a TTL of one second, four bytes of data.
             answer.extend([
                 0xc0,
                 HEADER as u8,
@@ -159,7 +159,7 @@ async fn rate_limit_is_reported_in_python_and_node() {
     for program in ["limits.py", "limits.mjs"] {
         with_each_release(&[], &variables, program).await;
     }
-    // The cleanup must not be refused.
+    // The rate limit must not reject the cleanup.
     server.kill_and_start_with(&[]);
     server.close().await;
 }
@@ -223,12 +223,12 @@ fn run(before: &[String], variables: &[(String, String)], installed: &Path, prog
     let scratch = Scratch::new();
     let mut command = if Path::new(program).extension() == Some("py".as_ref()) {
         let mut python = command(before, &installed.join("bin/python"));
-        // Bytecode would be left beside the sources.
+        // Without this, bytecode would be written beside the sources.
         python.arg("-B");
         python.args([sources.join("program.py"), sources.join(program)]);
         python
     } else {
-        // Modules are looked for beside the program.
+        // Node searches modules beside the program.
         let modules = scratch.join("node_modules");
         std::os::unix::fs::symlink(installed.join("node_modules"), modules).unwrap();
         for source in std::fs::read_dir(&sources).unwrap().flatten() {

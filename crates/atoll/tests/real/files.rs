@@ -97,7 +97,7 @@ impl<'a> Files<'a> {
         stat.await
     }
 
-    /// Describes a path, not what it links to.
+    /// Describes a path without following a link.
     async fn stat(&self, path: impl AsRef<[u8]>) -> FileEntry {
         self.try_stat(path).await.unwrap()
     }
@@ -125,7 +125,7 @@ impl<'a> Files<'a> {
         entries.into_iter().map(name).collect()
     }
 
-    /// Makes a directory and those above it as root.
+    /// Creates a directory and its parents as root.
     async fn mkdir(&self, path: impl AsRef<[u8]>) {
         let root = RunAs::root();
         let made = self
@@ -135,7 +135,7 @@ impl<'a> Files<'a> {
         made.await.unwrap();
     }
 
-    /// Makes a symbolic link as root.
+    /// Creates a symbolic link as root.
     async fn link(&self, target: &str, path: &str) {
         crate::harness::stdout_text(
             &self

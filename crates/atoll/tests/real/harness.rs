@@ -29,7 +29,7 @@ pub const KINDS: [Kind; 2] = [Kind::Base, Kind::Static];
 /// Longer than anything a test runs on a busy machine.
 pub const DEADLINE: Duration = Duration::from_mins(1);
 
-/// A runtime of its own for one test.
+/// A runtime for one test.
 #[derive(Debug)]
 pub struct World {
     pub runtime: LocalRuntime,
@@ -219,13 +219,13 @@ pub fn template(kind: Kind) -> String {
     }
 }
 
-/// Makes a directory that only root may enter.
+/// Creates a directory that only root may enter.
 pub fn private(path: &Path) {
     let mut directory = fs::DirBuilder::new();
     directory.recursive(true).mode(0o700).create(path).unwrap();
 }
 
-/// Makes the templates where they are missing or older than the code that makes them.
+/// Creates templates that are missing or older than the code that creates them.
 pub fn templates() {
     let data = data();
     private(&data);

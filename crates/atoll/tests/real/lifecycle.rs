@@ -262,7 +262,7 @@ async fn cancelled_create_leaves_no_partial_sandbox() {
     let mut begun = 0;
     for wait in 0..12 {
         let create = world.runtime.create(static_spec());
-        // Given up at one stage or another of its making.
+        // The create is abandoned at different stages.
         let _ = tokio::time::timeout(Duration::from_micros(wait * 900), create).await;
         begun += 1;
     }
@@ -339,7 +339,7 @@ async fn dead_keeper_is_reported_as_the_end_of_its_sandboxes() {
     wait_for("its processes to be gone", DEADLINE, || {
         !Path::new("/proc").join(pid.to_string()).exists()
     });
-    // A new one cannot be made, and the old one can be deleted.
+    // No sandbox can be created, and the existing one can be deleted.
     let create = world.runtime.create(static_spec());
     assert!(
         tokio::time::timeout(DEADLINE, create)
@@ -475,7 +475,7 @@ fn residue_of_a_killed_run_is_collected() {
     }
     let tag = tags(&data).pop().unwrap();
     let keeper = keeper(&tag).unwrap();
-    // While it lives it is left alone.
+    // A living instance is not collected.
     let facts = Facts::read();
     let collected = collect(Scope::Below(&data), &facts).unwrap();
     assert!(

@@ -87,7 +87,7 @@ async fn usage_grows_with_use_and_falls_after() {
             .exec(&id, held.deadline(DEADLINE))
             .await
             .unwrap();
-        // Not all of 64 MiB: what was cached before may have gone meanwhile.
+        // Less than 64 MiB: earlier cache may have been reclaimed meanwhile.
         wait_for("some 64 MiB to be counted", DEADLINE, || {
             world.runtime.usage(&id).unwrap().memory.0 > before.memory.0 + (56 << 20)
         });
@@ -129,7 +129,7 @@ async fn half_a_processor_gives_half_the_cpu_time() {
         .cpu
         .checked_sub(before)
         .unwrap();
-    // The kernel hands time out in slices: a little more may go through.
+    // The kernel assigns time in slices, so usage may be slightly higher.
     assert!(used < wall.mul_f64(0.65), "{used:?} in {wall:?}");
     world.close().await;
 }
@@ -171,7 +171,7 @@ async fn sandbox_with_permanently_full_memory_survives() {
         eaters.push(world.runtime.exec(&id, eater).await.unwrap());
     }
     for user in ["root", "user"].repeat(30) {
-        // It may be the victim.
+        // The process may be the OOM victim.
         let exec = world
             .runtime
             .exec(&id, ExecSpec::argv(["/bin/true"]).user(user))
@@ -213,7 +213,7 @@ async fn more_processes_than_allowed_are_refused_by_name() {
     wait_for("PID 1 and the crowd", DEADLINE, || {
         world.runtime.usage(&id).unwrap().pids >= 11
     });
-    // One more may fit.
+    // One more process may fit.
     let mut running = vec![exec];
     let error = loop {
         let last = probe_spec(&["sleep", "300"]).deadline(DEADLINE);

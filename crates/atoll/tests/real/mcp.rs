@@ -14,17 +14,17 @@ use crate::harness::binary;
 use crate::sdk::python::tools;
 
 macro_rules! programs {
-    ($( $fact:ident => $program:literal $(, $line:ident)?; )*) => {$(
+    ($( $fact:ident => $program:literal $(, $proxy:ident)?; )*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $fact() {
             let mut server = Server::start().await;
-            let line: Option<Cutter> = None $( .or(Some($line(&server))) )?;
-            let mut program = Program::start($program, &server, line.as_ref());
+            let proxy: Option<Cutter> = None $( .or(Some($proxy(&server))) )?;
+            let mut program = Program::start($program, &server, proxy.as_ref());
             tokio::task::block_in_place(|| program.run(&mut server));
-            if let Some(line) = line {
-                assert!(line.cuts() > 10, "{} cuts", line.cuts());
+            if let Some(proxy) = proxy {
+                assert!(proxy.cuts() > 10, "{} cuts", proxy.cuts());
             }
-            // The sessions left nothing.
+            // The sessions removed their sandboxes.
             let left = server.client().get("/sandboxes").await.array();
             assert!(left.is_empty(), "{left:?}");
             server.close().await;
@@ -32,24 +32,24 @@ macro_rules! programs {
     )*};
 }
 
-/// A line that breaks again and again.
-fn bad(server: &Server) -> Cutter {
+/// A proxy that breaks connections repeatedly.
+fn flaky(server: &Server) -> Cutter {
     Cutter::hasty(server.address(), 29)
 }
 
 programs! {
     agents_work_with_every_tool => "tools.py";
-    agents_work_with_every_tool_over_a_bad_line => "tools.py", bad;
+    agents_work_with_every_tool_over_a_bad_line => "tools.py", flaky;
     errors_are_reported_to_agents => "faults.py";
-    errors_are_reported_to_agents_over_a_bad_line => "faults.py", bad;
+    errors_are_reported_to_agents_over_a_bad_line => "faults.py", flaky;
     agent_commands_are_bounded_reported_and_cancelled => "commands.py";
-    agent_commands_are_bounded_over_a_bad_line => "commands.py", bad;
+    agent_commands_are_bounded_over_a_bad_line => "commands.py", flaky;
     session_removes_its_sandboxes => "sessions.py";
-    session_removes_its_sandboxes_over_a_bad_line => "sessions.py", bad;
+    session_removes_its_sandboxes_over_a_bad_line => "sessions.py", flaky;
     session_survives_a_server_restart => "restart.py";
 }
 
-/// A program that is tested with.
+/// A running test program.
 struct Program {
     child: Child,
     name: &'static str,
@@ -57,16 +57,16 @@ struct Program {
 }
 
 impl Program {
-    fn start(name: &'static str, server: &Server, line: Option<&Cutter>) -> Self {
+    fn start(name: &'static str, server: &Server, proxy: Option<&Cutter>) -> Self {
         let scratch = Scratch::new();
-        let line = line.map_or_else(|| server.address().to_owned(), Cutter::address);
+        let proxy = proxy.map_or_else(|| server.address().to_owned(), Cutter::address);
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/mcp");
         let child = Command::new(tools("mcp").join("bin/python"))
             .arg("-B")
             .arg(program.join(name))
             .env("ATOLL_BIN", binary())
             .env("ATOLL_URL", format!("http://{}", server.address()))
-            .env("LINE", format!("http://{line}"))
+            .env("SESSION_URL", format!("http://{proxy}"))
             .env("ATOLL_API_KEY", server.client().key.unwrap())
             // The operator's socket, whose path is the same after a restart.
             .env("ATOLL_DATA_DIR", server.data())
@@ -84,11 +84,11 @@ impl Program {
         }
     }
 
-    /// Runs it to its end. Restarts the server with a kill whenever the program requests it.
+    /// Waits for the end of the program. Kills and restarts the server when the program requests it.
     fn run(&mut self, server: &mut Server) {
         let mut stdin = self.child.stdin.take().unwrap();
         let mut stderr = self.child.stderr.take().unwrap();
-        let heard = std::thread::spawn(move || {
+        let errors = std::thread::spawn(move || {
             let mut text = String::new();
             stderr.read_to_string(&mut text).map(|_| text)
         });
@@ -102,7 +102,7 @@ impl Program {
                 line => panic!("{} says {line}", self.name),
             }
         }
-        let (status, errors) = (self.child.wait().unwrap(), heard.join().unwrap().unwrap());
+        let (status, errors) = (self.child.wait().unwrap(), errors.join().unwrap().unwrap());
         assert!(status.success(), "{}: {status}\n{errors}", self.name);
     }
 }

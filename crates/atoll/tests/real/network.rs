@@ -19,12 +19,12 @@ use scene::{
     sh, traces,
 };
 
-/// Asks for the internet.
+/// Requests the network `internet`.
 fn internet(spec: &mut SandboxSpec) {
     spec.network = Network::Internet;
 }
 
-/// A runtime that asks the scene's name server.
+/// A runtime that uses the name server of the scene.
 async fn world() -> World {
     World::open_as(|config| config.network = Scene::network()).await
 }
@@ -81,7 +81,7 @@ fn e01_only_public_addresses_are_reached() {
                 format!("[::ffff:{HOST}]:{WEB}"),
             ])
             .collect();
-        // Some have no way there at all: to a network they are not part of, and to themselves.
+        // Unreachable from inside: IPv6 addresses, and the unspecified addresses.
         let nowhere = PRIVATE_SIX.iter().chain(&PUBLIC_SIX);
         let nowhere = nowhere.map(|address| format!("[{address}]:{WEB}"));
         let nowhere: Vec<String> = nowhere
@@ -101,7 +101,7 @@ fn e01_only_public_addresses_are_reached() {
         };
         let datagrams: Vec<&str> = words("send")
             .into_iter()
-            // There is no UDP server there.
+            // No UDP server listens at these addresses.
             .filter(|word| {
                 let silent = [&near.to_string(), &gateway, "["];
                 !silent.iter().any(|start| word.starts_with(*start))
@@ -126,7 +126,7 @@ fn e01_only_public_addresses_are_reached() {
             let found = tried(&nowhere).await;
             assert!(!found.contains(&"ok".into()), "{user} {found:?}");
         }
-        // The same numbers, as programs may write them.
+        // Other notations of the same addresses.
         let shell = |number: &str| {
             let script = format!("exec 3<>/dev/tcp/{number}/80 && head -c5 <&3");
             atoll_model::ExecSpec::argv(["bash", "-c", &script])

@@ -153,7 +153,7 @@ async fn a_template_without_sudo_gains_nothing() {
     private(&scratch.join("data"));
     let tree = scratch.join("tree");
     atoll_testkit::static_layer(&tree);
-    // A setuid program that would show root, were it to become root.
+    // A setuid program that prints root if it becomes root.
     std::fs::copy(tree.join("probe"), tree.join("raised")).unwrap();
     std::fs::set_permissions(tree.join("raised"), PermissionsExt::from_mode(0o4755)).unwrap();
     let store = TemplateStore::open(scratch.join("data/templates")).unwrap();

@@ -96,7 +96,7 @@ impl Work<'_> {
             let headers = [("content-type", "application/json")];
             let changed = self.client.send("PATCH", &path, &headers, settings).await;
             assert_eq!(changed.status, 200, "{changed:?}");
-            // Each writes the record again.
+            // Each of these calls writes the record again.
             self.post(&format!("{path}/pause"), json!({})).await;
             self.post(&format!("{path}/resume"), json!({})).await;
             self.soon(Promise::Sandbox(id.clone(), round));
@@ -166,7 +166,7 @@ fn record(data: &Path, id: &str) -> Option<Value> {
     })
 }
 
-/// Looks for what was promised, without a server.
+/// Checks the promises in the data directory, without a server.
 async fn check(data: &Path, org: &OrgId, promises: &[(usize, Promise)], position: usize) {
     let store = Store::open(&data.join("atoll.db")).await.unwrap();
     for (since, promise) in promises.iter().filter(|(since, _)| *since <= position) {
@@ -207,7 +207,7 @@ async fn is_kept(data: &Path, store: &Store, org: &OrgId, promise: &Promise) -> 
         }
         Promise::Stopped(id, name) => {
             let row = store.sandbox(org, id).await.unwrap();
-            // Its row and its settings take a second, its files do not.
+            // Row and settings are synced within a second; files are synced before the stop is acknowledged.
             assert!(row.is_none_or(|row| row.error.is_none()));
             record(data, id).is_some() && file(id, name)
         }
@@ -264,7 +264,7 @@ async fn boot(recorder: &Recorder, promises: &[(usize, Promise)], position: usiz
             _ => None,
         }),
     ] {
-        // Its row may be younger than a second.
+        // The row may be younger than a second, and not yet synced.
         let Some((id, name)) =
             found.filter(|(id, _)| listed.iter().any(|one| one["sandboxID"] == **id))
         else {
@@ -320,7 +320,7 @@ async fn power_cuts(seed: u64) {
     for round in 1..=ROUNDS {
         work.round(round, &ran).await;
     }
-    // Others may use the disk of the host meanwhile, but not all the time.
+    // Other programs may use the disk of the host, but not all the time.
     let quickest = work.settled.iter().min();
     assert!(
         quickest.is_some_and(|time| *time < PROMISED),
@@ -335,14 +335,14 @@ async fn power_cuts(seed: u64) {
     recorder.finish();
 
     let mut random = Random::new(seed);
-    // Right after something was promised, and anywhere.
+    // Power cuts directly after an acknowledgement, and at random points.
     let mut cuts: Vec<usize> = promises.iter().map(|(since, _)| *since).collect();
     cuts.dedup();
     let anywhere = CUTS.checked_sub(cuts.len()).unwrap();
     cuts.extend((0..anywhere).map(|_| begin + random.below((end - begin) as u64) as usize));
     cuts.sort_unstable();
     for (number, position) in cuts.iter().enumerate() {
-        // All, nothing or some of what was not flushed.
+        // All, none or some of the writes that were not flushed.
         let share = random.below(3);
         recorder.cut(*position, || random.below(2) < share);
         check(&data, &org, &promises, *position).await;

@@ -71,7 +71,7 @@ impl Place {
         runtime.close().await.unwrap();
         let facts = atoll_jail::facts::Facts::read();
         let scope = Scope::Below(&self.data());
-        // Its keeper is exiting.
+        // The keeper is still exiting.
         wait_for("the instance to be dead", DEADLINE, || {
             collect(scope, &facts).unwrap().instances.contains(&tag)
         });
@@ -176,7 +176,7 @@ fn kill(child: &mut Child) {
     child.wait().unwrap();
 }
 
-/// No test of its own: what [`serve`] runs.
+/// Not a test: the server process that [`serve`] starts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_process() {
     let Ok(job) = std::env::var("ATOLL_TEST_SERVER") else {
@@ -333,7 +333,7 @@ async fn files_survive_stop_and_start() {
         let refused = runtime.exec(&id, probe_spec(&["true"])).await.unwrap_err();
         assert_eq!(refused.code, Code::SandboxStopped);
         assert!(refused.remedy.unwrap().contains("start"));
-        // What was written to the log before can still be read.
+        // Output from before the kill can still be read.
         assert!(!runtime.execs(&id).unwrap().is_empty());
         assert_eq!(
             runtime.start(&id).await.unwrap().state,
@@ -382,7 +382,7 @@ async fn a_deadline_waits_while_the_sandbox_is_paused() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
-    // On a slow machine the deadline may pass before the pause: then it is longer.
+    // On a slow machine the deadline may pass before the pause; the test retries with a longer one.
     let mut waits = false;
     for seconds in [2, 8, 30] {
         let deadline = Duration::from_secs(seconds);
@@ -425,7 +425,7 @@ async fn sandboxes_without_a_keeper_are_stopped_and_keep_files() {
             .all(|info| info.reason == Some(StopReason::KeeperLost))
     );
     runtime.close().await.unwrap();
-    // As after a restart of the host: no process, no group, only files.
+    // State after a restart of the host: files, but no processes and cgroups.
     let runtime = place.open().await;
     for info in runtime.list() {
         assert_eq!(info.state, SandboxState::Stopped);
@@ -473,7 +473,7 @@ async fn input_offset_deduplicates_writes_of_all_clients() {
     let cat = probe_spec(&["cat"]).piped_stdin().tag("cat");
     let exec = runtime.exec(&id, cat).await.unwrap();
     assert_eq!(exec.handle.write_stdin_at(0, b"hello ").unwrap(), 6);
-    // Sent again, as after a lost response.
+    // A repeated request, as after a lost response.
     assert_eq!(exec.handle.write_stdin_at(0, b"hello wo").unwrap(), 8);
     assert!(exec.handle.write_stdin_at(9, b"x").is_err());
     drop(exec);

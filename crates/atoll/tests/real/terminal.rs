@@ -50,7 +50,7 @@ async fn command_has_its_own_terminal_of_the_requested_size() {
     let heard = until(&mut output, "err\r\n").await;
     let expected = "/dev/pts/0\r\n30 100\r\nxterm-256color\r\ncrw--w----\r\nuser tty\r\nerr\r\n";
     assert_eq!(String::from_utf8_lossy(&heard), expected);
-    // Typed, echoed, and given to the command.
+    // Input is echoed, and passed to the command.
     control.write_stdin(b"hello\r").await.unwrap();
     until(&mut output, "hello\r\nhello\r\n").await;
     control.write_stdin(b"\x04").await.unwrap();
@@ -91,7 +91,7 @@ async fn several_terminals_and_several_clients_per_terminal() {
         assert!(!String::from_utf8_lossy(&heard).contains("other"));
     }
     until(&mut other.output(0), "other\r\nother\r\n").await;
-    // A client that goes away ends nothing.
+    // A disconnect of a client does not end the terminal.
     drop(second);
     one.write_stdin(b"two\r").await.unwrap();
     until(&mut first, "two\r\ntwo\r\n").await;
@@ -125,7 +125,7 @@ pub struct Watched {
 impl Watched {
     pub async fn start(runtime: &LocalRuntime, id: &SandboxId) -> ExecHandle {
         let spec = probe_spec(&["full-screen"]).terminal(size(30, 100));
-        // Each stop has a minute, all of them have no limit: an emulated machine is slow.
+        // Each step has a timeout of a minute, and the whole has none: an emulated machine is slow.
         let spec = spec.tag("terminal");
         runtime.exec(id, spec).await.unwrap().handle
     }
@@ -141,7 +141,7 @@ impl Watched {
 
     /// Reads all output until the program stops, attaches another client there, and lets the program continue.
     pub async fn stop(&mut self, stop: usize) {
-        // Terminals end lines in their own way.
+        // Terminals end lines with CR LF.
         let until = until_stop(stop);
         let until = until.rsplit(|byte| *byte == b'\n').next().unwrap();
         while !self.seen.ends_with(until) {

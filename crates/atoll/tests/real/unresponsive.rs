@@ -266,7 +266,7 @@ async fn every_call_returns_on_a_paused_sandbox() {
         long = Some(open.long.clone());
         pending.extend(calls(runtime, &id, user, open));
     }
-    // Operations in progress when it stops responding.
+    // Operations that are in progress when PID 1 stops responding.
     let root = RunAs::root();
     let fast = std::fs::File::open("/dev/zero").unwrap();
     let options = WriteOptions::default();
@@ -298,7 +298,7 @@ async fn every_call_returns_on_a_paused_sandbox() {
         [Code::SandboxPaused, Code::Timeout].contains(&error.code),
         "{error:?}"
     );
-    // Signals wait for it, as many as there is room for.
+    // Signals queue for PID 1, up to the limit of the queue.
     let long = long.unwrap();
     let refused = async {
         loop {
@@ -317,7 +317,7 @@ async fn every_call_returns_on_a_paused_sandbox() {
     assert_eq!(found.unwrap_err().code, Code::FileNotFound);
     in_time("pause", runtime.pause(&id)).await;
     end(&world, &id).await;
-    // Paused to its end.
+    // A paused sandbox can be deleted.
     let id = world.sandbox(Kind::Static).await;
     in_time("pause", runtime.pause(&id)).await;
     in_time("delete", runtime.delete(&id)).await;

@@ -38,7 +38,7 @@ async fn drained(watch: &mut Watch) -> Vec<String> {
     watch.drain().await.unwrap().iter().map(line).collect()
 }
 
-/// A sandbox's directory, as the events say that it is.
+/// State of a directory, reconstructed from events.
 #[derive(Debug, Default)]
 struct Mirror {
     paths: BTreeMap<Vec<u8>, bool>,
@@ -185,7 +185,7 @@ async fn each_kind_of_event_is_reported() {
         // Not recursive: events below are not reported.
         probe(&["touch", "/w/below/x"]).await;
         assert_eq!(drained(&mut events).await, [""; 0]);
-        // Events come by themselves too.
+        // Events are also delivered without a drain.
         probe(&["touch", "/w/last"]).await;
         let next = tokio::time::timeout(DEADLINE, events.next()).await;
         let event = next.unwrap().unwrap().unwrap();
@@ -241,7 +241,7 @@ async fn unwatchable_paths_are_refused() {
         assert_eq!(code("/w/file").await, Code::NotADirectory);
         assert_eq!(code("/w/closed").await, Code::PermissionDenied);
         assert_eq!(code("").await, Code::InvalidRequest);
-        // Below the top it is passed over: the rights are the user's.
+        // A directory below the top that the user cannot read is skipped.
         let watch = runtime.watch(id, &user, b"/w", WatchOptions::recursive());
         let mut events = watch.await.unwrap();
         stdout_text(&world.probe(id, "root", &["touch", "/w/closed/x"]).await);

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::wire::Attributes;
 
-/// The longest list of names, and the longest value, that the kernel gives.
+/// Maximum size of a list of names and of a value in the kernel.
 const LONGEST: usize = 64 * 1024;
 /// Maximum bytes of one file's attributes in a message.
 const MAX_REPORTED_BYTES: usize = 5 * 1024;
@@ -65,7 +65,7 @@ pub(super) fn replace(file: &File, attributes: &Attributes) -> rustix::io::Resul
 
 fn names(list: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>, prefix: &[u8]) -> Vec<CString> {
     let mut buffer = vec![0; LONGEST];
-    // A file system without attributes has none.
+    // A file system without attributes has an empty list.
     let length = list(&mut buffer).unwrap_or(0);
     buffer.truncate(length);
     let names = buffer.split(|byte| *byte == 0);

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use super::{At, Caller, Failed, c_path};
 use crate::wire::Failure;
 
-/// Copies a file, a link, or a directory with all that is in it. Devices, sockets and FIFOs in a
-/// directory are left out; alone they are refused.
+/// Copies a file, a link, or a directory with its contents. Devices, sockets and FIFOs in a directory are skipped; as the
+/// source they are rejected.
 pub(super) fn copy(caller: &Caller, from: &Path, to: &Path, replace: bool) -> Result<(), Failed> {
     let found = fs::symlink_metadata(from).at(from)?;
     if !replace && fs::symlink_metadata(to).is_ok() {
@@ -33,7 +33,7 @@ pub(super) fn copy(caller: &Caller, from: &Path, to: &Path, replace: bool) -> Re
         });
     }
     let mut waiting: Vec<(PathBuf, PathBuf)> = vec![(from.into(), to.into())];
-    // Set when all is in place: they may forbid writing.
+    // Modes are set at the end, because they may forbid writing.
     let mut modes = Vec::new();
     while let Some((from, to)) = waiting.pop() {
         let mode = fs::symlink_metadata(&from).at(&from)?.permissions();
@@ -61,7 +61,7 @@ pub(super) fn copy(caller: &Caller, from: &Path, to: &Path, replace: bool) -> Re
         .try_for_each(|(to, mode)| fs::set_permissions(&to, mode).at(&to))
 }
 
-/// A directory cannot be copied into itself or onto itself.
+/// Rejects a copy of a directory into or onto itself.
 fn inside(from: &Path, to: &Path) -> bool {
     if to
         .canonicalize()
@@ -76,7 +76,7 @@ fn inside(from: &Path, to: &Path) -> bool {
     parent.starts_with(from)
 }
 
-/// Whether the copy would destroy what is copied: both are one object, under whatever names.
+/// Whether source and target are the same object, so that the copy would destroy it.
 fn same(from: &Path, to: &Path, found: &fs::Metadata) -> bool {
     let one = |a: &fs::Metadata, b: fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     if !found.is_symlink() {
@@ -131,8 +131,7 @@ fn copy_one(caller: &Caller, from: &Path, to: &Path, found: &fs::Metadata) -> Re
         .at(to)
 }
 
-/// Copies what is in a file. Where there is nothing, the copy has nothing either: a hole may be larger than any
-/// disk.
+/// Copies the contents of a file and keeps its holes, which may be larger than any disk.
 fn copy_bytes(from: &File, to: &File) -> io::Result<()> {
     use rustix::fs::SeekFrom::{Data, Hole, Start};
     let mut at = 0;
@@ -140,7 +139,7 @@ fn copy_bytes(from: &File, to: &File) -> io::Result<()> {
         let begin = match rustix::fs::seek(from, Data(at)) {
             Ok(begin) => begin,
             Err(rustix::io::Errno::NXIO) => break,
-            // A file system that knows of no holes: all of it is data.
+            // The file system does not report holes: everything is data.
             Err(rustix::io::Errno::INVAL) if at == 0 => 0,
             Err(error) => return Err(error.into()),
         };
@@ -150,7 +149,7 @@ fn copy_bytes(from: &File, to: &File) -> io::Result<()> {
         let copied = io::copy(&mut from.take(end - begin), &mut &*to)?;
         at = begin + copied;
         if at < end {
-            // It got shorter, or ended.
+            // The file was truncated, or its end is reached.
             break;
         }
     }

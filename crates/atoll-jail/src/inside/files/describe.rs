@@ -10,7 +10,7 @@ use super::{Answer, At, Failed, attributes, entry};
 use crate::inside::users::Names;
 use crate::wire::{Failure, FileDetails, FromHelper, Target};
 
-/// Bytes sent together.
+/// Bytes of descriptions in one message.
 const TOGETHER: usize = 6 * 1024;
 
 /// Describes files for one call.
@@ -28,19 +28,19 @@ impl Describer<'_> {
         self.say(vec![self.describe(path, &found)])
     }
 
-    /// Describes what is below a directory, each directory before what is in it, names in order; true if something
-    /// was left out. Links are not followed, but for the top.
+    /// Describes the entries below a directory, parents before children, sorted by name; true if the list is incomplete.
+    /// Only at the top a link is followed.
     pub(super) fn below(&self, top: &Path, depth: u32, limit: u32) -> Result<bool, Failed> {
         if !fs::metadata(top).at(top)?.is_dir() {
             return Err(Failed::new(Failure::NotADirectory, top));
         }
         let (mut sent, mut bytes, mut batch) = (0, 0, Vec::new());
-        // What is still to be described; the last is next.
+        // Stack of paths to describe.
         let mut waiting = Vec::new();
         enter(&mut waiting, top, Path::new(""), 1).at(top)?;
         while let Some((name, level)) = waiting.pop() {
             let path = top.join(&name);
-            // It may have gone in the meantime.
+            // The entry may have been removed meanwhile.
             let Ok(found) = fs::symlink_metadata(&path) else {
                 continue;
             };
@@ -57,7 +57,7 @@ impl Describer<'_> {
                 bytes = 0;
             }
             if found.is_dir() && level < depth {
-                // What cannot be read is described and not entered.
+                // Unreadable directories are described and not entered.
                 let _ = enter(&mut waiting, &path, &name, level + 1);
             }
         }
@@ -81,7 +81,7 @@ impl Describer<'_> {
     }
 }
 
-/// Puts what is in a directory before everything that waits.
+/// Pushes the entries of a directory on the stack.
 fn enter(
     waiting: &mut Vec<(PathBuf, u32)>,
     directory: &Path,
@@ -102,7 +102,7 @@ fn target(path: &Path) -> Option<Target> {
     Some(Target { path, mode })
 }
 
-/// About what it takes in a message.
+/// Approximate size in a message, in bytes.
 fn size(described: &FileDetails) -> usize {
     let target = described.target.as_ref();
     let attributes = described.attributes.iter();

@@ -1,8 +1,8 @@
-//! A file, or a directory with all that is in it, as a tar archive into the pipe.
+//! Streams a file, or a directory with its contents, as a tar archive into the pipe.
 //!
-//! What is packed is what is there, link by link: no symbolic link is followed below the top. What the user may not read,
-//! what goes while it is packed, and devices, sockets and FIFOs are left out, as `tar` would. Memory stays small however
-//! large the tree is, but for one directory's names and a bounded number of hard links.
+//! Symbolic links below the top are packed as links and not followed. Unreadable entries, entries that are removed
+//! meanwhile, devices, sockets and FIFOs are skipped, as `tar` does. Memory is bounded by the names of one directory and a
+//! fixed number of hard links, independent of the size of the tree.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -19,10 +19,10 @@ use super::{Answer, At, Failed, entry, say};
 use crate::wire::Failure;
 
 const BLOCK: usize = 512;
-/// How many files with several names are known again.
+/// Maximum number of remembered files with several names.
 const MOST_LINKED: usize = 1 << 16;
 
-/// Describes what is to be packed, then packs it.
+/// Sends the description of the source, then packs it.
 pub(super) fn pack(path: &Path, answer: &Answer, data: Option<OwnedFd>) -> Result<(), Failed> {
     let Some(pipe) = data else {
         return Err(Failed::new(Failure::Kernel, path));
@@ -48,7 +48,7 @@ pub(super) fn pack(path: &Path, answer: &Answer, data: Option<OwnedFd>) -> Resul
         return Err(Failed::new(Failure::NotAFile, path));
     };
     match packed.and_then(|()| packing.finish()) {
-        // The reader has gone.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         packed => packed.at(path),
     }
@@ -56,13 +56,13 @@ pub(super) fn pack(path: &Path, answer: &Answer, data: Option<OwnedFd>) -> Resul
 
 struct Packing {
     out: BufWriter<File>,
-    /// The names under which files with several are in the archive already.
+    /// First names in the archive of files with several names.
     linked: HashMap<(u64, u64), Vec<u8>>,
 }
 
 impl Packing {
     fn tree(&mut self, top: &OwnedFd) -> io::Result<()> {
-        // Directories still to be packed, below the top; the last is next.
+        // Stack of directories below the top.
         let mut waiting = vec![Vec::new()];
         while let Some(name) = waiting.pop() {
             let Some(directory) = passable(open(top, &name, OFlags::DIRECTORY))? else {
@@ -101,9 +101,9 @@ impl Packing {
         Ok(())
     }
 
-    /// Packs what has this name; true if it is a directory, whose turn comes later.
+    /// Packs an entry; true for a directory, whose contents are packed later.
     fn below(&mut self, top: &OwnedFd, name: &[u8]) -> io::Result<bool> {
-        // Without opening it: a FIFO's opener, or a device's, would be noticed.
+        // Not opened: opening a FIFO or a device can have side effects.
         let Some(known) = passable(open(top, name, OFlags::PATH | OFlags::NOFOLLOW))? else {
             return Ok(false);
         };
@@ -137,7 +137,7 @@ impl Packing {
         }
         let size = found.len();
         self.entry(name, EntryType::Regular, &found, b"", size)?;
-        // The header has promised so many bytes: one that grows meanwhile is cut, one that shrinks gets zeros.
+        // The header contains the size: a file that grows meanwhile is truncated, one that shrinks is padded with zeros.
         let copied = io::copy(&mut file.take(size), &mut self.out)?;
         let missing = size - copied;
         io::copy(&mut io::repeat(0).take(missing), &mut self.out)?;
@@ -175,7 +175,7 @@ impl Packing {
         self.header(&mut header)
     }
 
-    /// A name that has no room in the header which follows it.
+    /// Writes a long name as a GNU entry before its header.
     fn long(&mut self, kind: EntryType, name: &[u8]) -> io::Result<()> {
         let mut header = Header::new_gnu();
         header.set_entry_type(kind);
@@ -206,23 +206,23 @@ impl Packing {
     }
 }
 
-/// Puts a name where it belongs, cut if it is too long for that; whether it was not.
+/// Writes a name to a header field, truncated if it is too long; true if it fits.
 fn place(field: &mut [u8], name: &[u8]) -> bool {
     let fits = name.len().min(field.len());
     field[..fits].copy_from_slice(&name[..fits]);
     name.len() <= field.len()
 }
 
-/// Opens what has this name below the top, through no symbolic link.
+/// Opens a name below the top without following symbolic links.
 fn open(top: &OwnedFd, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    // One at the very end is opened itself, with `PATH` and `NOFOLLOW`.
+    // A link as last component is opened itself, with `PATH` and `NOFOLLOW`.
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let name = if name.is_empty() { b"." } else { name };
     let flags = flags | OFlags::CLOEXEC;
     rustix::fs::openat2(top, name, flags, Mode::empty(), resolve)
 }
 
-/// Nothing for what is left out: it is not the user's to read, or has gone.
+/// `None` for entries that are skipped: unreadable or removed ones.
 fn passable(opened: rustix::io::Result<OwnedFd>) -> rustix::io::Result<Option<OwnedFd>> {
     use rustix::io::Errno;
     match opened {

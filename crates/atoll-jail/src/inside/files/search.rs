@@ -17,23 +17,23 @@ use glob::Glob;
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Larger files are not searched.
 const LARGEST: u64 = 64 << 20;
-/// Maximum bytes of a line that are searched, and that are returned of a hit.
+/// Maximum bytes of a line that are searched, and of a line that are returned.
 const LONGEST_LINE: usize = 64 << 10;
 const LONGEST_TOLD: usize = 256;
-/// A message has 16 KiB.
+/// Bytes of matches in one message, which has at most 16 KiB.
 const TOGETHER: usize = 6 << 10;
 
 /// What to search for.
 pub(super) struct Wanted<'a> {
-    /// In names; empty for any.
+    /// Pattern of names; empty for any.
     pub(super) name: &'a [u8],
-    /// In lines of files; empty for all that have the name.
+    /// Text in lines; empty for a search by name only.
     pub(super) text: &'a [u8],
-    /// How many places at most.
+    /// Maximum number of matches.
     pub(super) limit: u32,
 }
 
-/// Reports the hits below a directory; true if there may be more.
+/// Reports the matches below a directory; true if there may be more.
 pub(super) fn search(top: &Path, wanted: &Wanted<'_>, answer: &Answer) -> Result<bool, Failed> {
     let found = fs::metadata(top).at(top)?;
     if !found.is_dir() {
@@ -64,8 +64,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Parents before children, names in order. What cannot be read is passed over; other file systems are not entered:
-    /// files of `/proc` may have no end.
+    /// Parents before children, sorted by name. Unreadable entries are skipped. Other file systems are not entered: files of
+    /// `/proc` may be endless.
     fn tree(&mut self, top: &Path, device: u64) -> Result<bool, Failed> {
         let mut waiting = vec![PathBuf::new()];
         while let Some(relative) = waiting.pop() {
@@ -95,7 +95,7 @@ impl Search<'_> {
         Ok(false)
     }
 
-    /// Looks at one entry; true if there is no room for more.
+    /// Searches one entry; true if the limit is reached.
     fn one(&mut self, path: &Path, relative: &Path, found: &fs::Metadata) -> Result<bool, Failed> {
         if !self.glob.matches(relative.as_os_str().as_bytes()) {
             return Ok(false);
@@ -124,7 +124,7 @@ impl Search<'_> {
         file: &File,
     ) -> Result<bool, Failed> {
         let mut reader = BufReader::with_capacity(LONGEST_LINE, file);
-        // Text has no zero bytes.
+        // A file with zero bytes is not text.
         if reader.fill_buf().is_ok_and(|first| first.contains(&0)) {
             return Ok(false);
         }
@@ -138,7 +138,7 @@ impl Search<'_> {
             let Some(at) = line.windows(text.len()).position(|part| part == text) else {
                 continue;
             };
-            // With what stands before it, as far as there is room.
+            // With the text before the match, as far as it fits.
             let begin = at.saturating_sub(LONGEST_TOLD / 2);
             let end = (begin + LONGEST_TOLD).min(line.len());
             let text = line[begin..end].to_vec();
@@ -177,7 +177,7 @@ impl Search<'_> {
     }
 }
 
-/// Reads a line without its end, cut if it is too long; false at the end of the file.
+/// Reads a line without its line feed, truncated if it is too long; false at the end of the file.
 fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let mut any = false;

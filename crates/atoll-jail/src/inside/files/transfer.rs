@@ -40,7 +40,7 @@ pub(super) fn read(
         match moved {
             Ok(0) => break,
             Ok(moved) => left -= moved as u64,
-            // The reader has gone.
+            // The reader has closed the pipe.
             Err(rustix::io::Errno::PIPE) => return Ok(()),
             Err(error) => return Err(error).at(path),
         }
@@ -48,9 +48,9 @@ pub(super) fn read(
     Ok(())
 }
 
-/// A file that was opened, if it is one.
+/// Checks the result of an open: types other than regular files are an error.
 fn regular(opened: std::io::Result<File>, path: &Path) -> Result<File, Failed> {
-    // A socket, a device with nothing behind it or a FIFO without a reader cannot be opened at all.
+    // `open` fails for a socket, a device without a driver, and a FIFO without a reader.
     let nothing = |error: &std::io::Error| error.raw_os_error() == Some(libc::ENXIO);
     if opened.as_ref().is_err_and(nothing) {
         return Err(Failed::new(Failure::NotAFile, path));
@@ -79,7 +79,7 @@ fn copy_once(
     Ok(read)
 }
 
-/// Streams the pipe into a file, and makes it the file once the server says that all was sent.
+/// Streams the pipe into a temporary file, which replaces the target at the server's commit.
 pub(super) fn write(
     caller: &Caller,
     path: &Path,
@@ -91,7 +91,7 @@ pub(super) fn write(
     let Some(pipe) = data else {
         return Err(Failed::new(Failure::Kernel, path));
     };
-    // A write through a link goes to what it points to, as with any editor.
+    // A write to a link changes its target.
     let path = &through_links(path)?;
     let there = match fs::metadata(path) {
         Ok(found) if found.is_file() => Some(found),
@@ -117,12 +117,12 @@ pub(super) fn write(
         if !found.is_file() {
             return Err(Failed::new(Failure::NotAFile, path));
         }
-        // Not of an empty one: ext4 sends all of a file that was cut to nothing to the disk when it is closed.
+        // Not for an empty file: ext4 writes a file that was truncated to 0 to the disk when it is closed.
         if found.len() > 0 {
             file.set_len(0).at(path)?;
         }
         receive(&pipe, &file, path, answer)?;
-        // What replaces a file looks like it; what is new belongs to the user.
+        // A replacement gets owner and mode of the replaced file; a new file belongs to the user.
         match (&there, in_place) {
             (Some(old), false) if caller.owner.is_some() => {
                 fchown(&file, Some(old.uid()), Some(old.gid())).at(path)?;
@@ -149,7 +149,7 @@ pub(super) fn write(
     finished
 }
 
-/// Streams the pipe into the file that is there, or a new one, which is the user's before its first byte.
+/// Streams the pipe into an existing or a new file, which belongs to the user before its first byte is written.
 pub(super) fn put(
     caller: &Caller,
     requested: &Path,
@@ -198,7 +198,7 @@ fn receive(pipe: &OwnedFd, file: &File, path: &Path, answer: &Answer) -> Result<
     committed(answer, path)
 }
 
-/// Waits for the commit; without one the sender gave up half-way.
+/// Waits for the commit; without one the sender has aborted the transfer.
 pub(super) fn committed(answer: &Answer, path: &Path) -> Result<(), Failed> {
     let mut events = [rustix::event::PollFd::new(
         answer,
@@ -215,7 +215,7 @@ pub(super) fn committed(answer: &Answer, path: &Path) -> Result<(), Failed> {
     }
 }
 
-/// Follows the links at the end of a path, also one that points to nothing yet.
+/// Follows links as last component of a path, also dangling ones.
 fn through_links(path: &Path) -> Result<PathBuf, Failed> {
     let mut path = path.to_path_buf();
     for _ in 0..40 {

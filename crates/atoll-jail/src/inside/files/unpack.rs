@@ -1,23 +1,21 @@
 //! A tar archive from the pipe, unpacked into a directory.
 //!
-//! Invariant: nothing is created outside that directory, whatever the archive contains and whatever changes concurrently.
-//! Every place is reached by descriptor, beneath the directory; what exists gives way only where it has the very name of an
-//! entry. Devices, FIFOs and names that lead out of the directory are skipped and reported.
+//! Invariant: no entry is created outside of that directory, regardless of the archive and of concurrent changes. Parent
+//! directories are opened by descriptor, beneath the directory; an existing file is replaced only by an entry of the same
+//! name. Devices, FIFOs and names that lead out of the directory are skipped and reported.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufReader};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
-};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 use rustix::io::Errno;
 use tar::EntryType;
 
 use super::transfer::{committed, random_name};
 use super::{Answer, At, Caller, Failed};
-use crate::archive::{Entries, Entry, Name, split};
+use crate::archive::{CopyError, Entries, Entry, Name, modification_time, replace_existing, split};
 use crate::wire::{Failure, FromHelper, SkippedEntry};
 
 /// Maximum skipped entries that are reported by name.
@@ -53,13 +51,13 @@ pub(super) fn unpack(
     };
     let mut entries = Entries::new(BufReader::with_capacity(1 << 17, File::from(pipe)));
     while let Some(entry) = entries.next().map_err(|error| unreadable(&error))? {
-        unpacking.take(&entry, &mut entries)?;
+        unpacking.unpack_entry(&entry, &mut entries)?;
     }
-    // Writers fill up their last record.
+    // Archive writers pad the last record.
     io::copy(&mut entries.into_inner(), &mut io::sink()).at(path)?;
     unpacking.set_modes();
     committed(answer, path)?;
-    unpacking.tell(answer).at(path)
+    unpacking.send_result(answer).at(path)
 }
 
 fn unreadable(error: &io::Error) -> Failed {
@@ -71,34 +69,43 @@ fn unreadable(error: &io::Error) -> Failed {
 }
 
 /// Why an entry was not unpacked.
-enum Fault {
+enum EntryError {
     /// The entry is skipped.
-    Leave(&'static str),
-    /// The archive cannot be read any further.
+    Skip(&'static str),
+    /// The rest of the archive cannot be read.
     Read(io::Error),
-    /// The file system refuses it, and will refuse the rest.
+    /// The file system fails, and will fail for later entries too.
     Kernel(Errno),
 }
 
-impl From<Errno> for Fault {
+impl From<Errno> for EntryError {
     fn from(error: Errno) -> Self {
         match error {
-            Errno::XDEV | Errno::LOOP => Self::Leave("a link in the way to it leads out"),
+            Errno::XDEV | Errno::LOOP => Self::Skip("a link in the way to it leads out"),
             Errno::NOTDIR | Errno::NOENT | Errno::EXIST => {
-                Self::Leave("something that is no directory stands in the way to it")
+                Self::Skip("something that is no directory stands in the way to it")
             }
-            Errno::ISDIR | Errno::NOTEMPTY => Self::Leave("a directory has its name"),
-            Errno::NAMETOOLONG => Self::Leave("its name is too long"),
-            Errno::FBIG | Errno::INVAL => Self::Leave("no file can be like it"),
-            Errno::AGAIN => Self::Leave("the way to it changes all the time"),
+            Errno::ISDIR | Errno::NOTEMPTY => Self::Skip("a directory has its name"),
+            Errno::NAMETOOLONG => Self::Skip("its name is too long"),
+            Errno::FBIG | Errno::INVAL => Self::Skip("no file can be like it"),
+            Errno::AGAIN => Self::Skip("the way to it changes all the time"),
             error => Self::Kernel(error),
         }
     }
 }
 
-impl From<io::Error> for Fault {
+impl From<io::Error> for EntryError {
     fn from(error: io::Error) -> Self {
         Errno::from_io_error(&error).unwrap_or(Errno::IO).into()
+    }
+}
+
+impl From<CopyError> for EntryError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Read(error) => Self::Read(error),
+            CopyError::Write(error) => error.into(),
+        }
     }
 }
 
@@ -119,13 +126,13 @@ struct Unpacking<'a> {
 }
 
 impl Unpacking<'_> {
-    fn take(&mut self, entry: &Entry, contents: &mut Source) -> Result<(), Failed> {
+    fn unpack_entry(&mut self, entry: &Entry, contents: &mut Source) -> Result<(), Failed> {
         match self.place(entry, contents) {
             Ok(()) => {
                 self.entries += 1;
                 Ok(())
             }
-            Err(Fault::Leave(why)) => {
+            Err(EntryError::Skip(why)) => {
                 self.left_out += 1;
                 if self.skipped_entries.len() < MAX_REPORTED {
                     let name = &entry.name[..entry.name.len().min(MAX_REPORTED_NAME)];
@@ -136,8 +143,8 @@ impl Unpacking<'_> {
                 }
                 Ok(())
             }
-            Err(Fault::Read(error)) => Err(unreadable(&error)),
-            Err(Fault::Kernel(error)) => {
+            Err(EntryError::Read(error)) => Err(unreadable(&error)),
+            Err(EntryError::Kernel(error)) => {
                 use std::os::unix::ffi::OsStrExt;
                 let name = std::ffi::OsStr::from_bytes(&entry.name);
                 Err(error).at(&PathBuf::from(self.path).join(name))
@@ -145,8 +152,8 @@ impl Unpacking<'_> {
         }
     }
 
-    fn place(&mut self, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
-        let name = Name::parse(&entry.name).map_err(Fault::Leave)?;
+    fn place(&mut self, entry: &Entry, contents: &mut Source) -> Result<(), EntryError> {
+        let name = Name::parse(&entry.name).map_err(EntryError::Skip)?;
         if name.is_root() {
             // The top directory itself is not changed.
             return Ok(());
@@ -158,11 +165,13 @@ impl Unpacking<'_> {
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 self.file(&name, entry, contents)
             }
-            _ => Err(Fault::Leave("it is neither a file, a directory nor a link")),
+            _ => Err(EntryError::Skip(
+                "it is neither a file, a directory nor a link",
+            )),
         }
     }
 
-    /// Whether root unpacks for itself: owners and set-id bits are kept. For other users they are not.
+    /// Whether root unpacks. Owners and set-id bits are kept for root only.
     fn is_root(&self) -> bool {
         self.caller.identity.uid == 0
     }
@@ -181,7 +190,7 @@ impl Unpacking<'_> {
         entry.mode & if self.is_root() { 0o7777 } else { 0o1777 }
     }
 
-    /// Opens what has this name, if it is beneath the top.
+    /// Opens an existing name beneath the top directory.
     fn open(&self, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let name = if name.is_empty() { b"." } else { name };
@@ -197,7 +206,7 @@ impl Unpacking<'_> {
         opened
     }
 
-    /// Opens a directory, and makes what is missing on the way to it.
+    /// Opens a directory; creates missing components.
     fn make_directories(&self, name: &[u8]) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         match self.open(name, flags) {
@@ -207,7 +216,7 @@ impl Unpacking<'_> {
         let (above, last) = split(name);
         let parent = self.make_directories(above)?;
         match rustix::fs::mkdirat(&parent, last, Mode::from(0o755)) {
-            Ok(()) => give(&parent, last, self.made_by_the_way())?,
+            Ok(()) => set_owner(&parent, last, self.parent_owner())?,
             // Another process was faster, or it is a dangling link.
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error),
@@ -215,13 +224,13 @@ impl Unpacking<'_> {
         self.open(name, flags)
     }
 
-    /// Owner of a directory that has no entry of its own.
-    fn made_by_the_way(&self) -> Option<(Uid, Gid)> {
+    /// Owner of directories without an entry.
+    fn parent_owner(&self) -> Option<(Uid, Gid)> {
         let owner = self.caller.owner?;
         Some((Uid::from_raw(owner.0), Gid::from_raw(owner.1)))
     }
 
-    fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+    fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
         let (parent, last) = self.parent(name)?;
         let there = rustix::fs::statat(parent, last, AtFlags::SYMLINK_NOFOLLOW);
         let kind = there.map(|found| FileType::from_raw_mode(found.st_mode));
@@ -237,120 +246,104 @@ impl Unpacking<'_> {
         let mode = self.mode(entry);
         let usable = mode & 0o300 == 0o300;
         let opened = self.open(name.bytes(), OFlags::RDONLY | OFlags::DIRECTORY);
-        let dressed = opened.map_err(Fault::from).and_then(|directory| {
-            self.dress(&directory, entry, if usable { mode } else { mode | 0o700 })
+        let changed = opened.map_err(EntryError::from).and_then(|directory| {
+            self.set_owner_and_mode(&directory, entry, if usable { mode } else { mode | 0o700 })
         });
-        match dressed {
-            // It existed before and belongs to another user: unchanged.
-            Err(Fault::Kernel(Errno::PERM | Errno::ACCESS)) => {}
+        match changed {
+            // An existing directory of another user is not changed.
+            Err(EntryError::Kernel(Errno::PERM | Errno::ACCESS)) => {}
             Ok(()) if !usable => self.modes.push((name.bytes().to_vec(), mode)),
-            dressed => dressed?,
+            changed => changed?,
         }
         Ok(())
     }
 
-    /// Sets the owner, then the mode: the other way round the kernel would clear set-id bits.
-    fn dress(&self, file: &OwnedFd, entry: &Entry, mode: u32) -> Result<(), Fault> {
+    /// Sets the owner, then the mode: in the other order the kernel would clear set-id bits.
+    fn set_owner_and_mode(
+        &self,
+        file: &OwnedFd,
+        entry: &Entry,
+        mode: u32,
+    ) -> Result<(), EntryError> {
         if let Some((uid, gid)) = self.owner(entry) {
             rustix::fs::fchown(file, Some(uid), Some(gid))?;
         }
         Ok(rustix::fs::fchmod(file, Mode::from(mode))?)
     }
 
-    fn symlink(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+    fn symlink(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
         if entry.link.is_empty() || entry.link.contains(&0) {
-            return Err(Fault::Leave("it is a link to nothing"));
+            return Err(EntryError::Skip("it is a link to nothing"));
         }
         let owner = self.owner(entry);
         let (parent, last) = self.parent(name)?;
         let parent = parent.try_clone()?;
-        clearing_the_way(&parent, last, || {
+        replace_existing(&parent, last, || {
             rustix::fs::symlinkat(&*entry.link, &parent, last)
         })?;
-        give(&parent, last, owner)?;
-        // It may be a parent of the next entry.
+        set_owner(&parent, last, owner)?;
+        // The link may be a parent of the next entry.
         self.parent = None;
         Ok(())
     }
 
-    fn hard_link(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
-        let target = Name::parse(&entry.link).map_err(Fault::Leave)?;
+    fn hard_link(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
+        let target = Name::parse(&entry.link).map_err(EntryError::Skip)?;
         if target == *name {
             return Ok(());
         }
         let (directory, file) = target.split();
         let from = self.open(directory, OFlags::PATH | OFlags::DIRECTORY);
-        let missing = Fault::Leave("it is another name of what is not there");
+        let missing = EntryError::Skip("it is another name of what is not there");
         let from = from.map_err(|_| missing)?;
         let (parent, last) = self.parent(name)?;
-        clearing_the_way(parent, last, || {
+        Ok(replace_existing(parent, last, || {
             rustix::fs::linkat(&from, file, parent, last, AtFlags::empty())
-        })
+        })?)
     }
 
-    fn file(&mut self, name: &Name, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
+    fn file(
+        &mut self,
+        name: &Name,
+        entry: &Entry,
+        contents: &mut Source,
+    ) -> Result<(), EntryError> {
         let (parent, last) = self.parent(name)?;
         let parent = parent.try_clone()?;
         // A temporary name first: a reader sees the old file or the new one.
         let new = random_name();
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&parent, &*new, flags, Mode::RUSR | Mode::WUSR)?;
-        let filled = self
-            .fill(opened, entry, contents)
+        let written = self
+            .write_file(opened, entry, contents)
             .and_then(|()| Ok(rustix::fs::renameat(&parent, &*new, &parent, last)?));
-        if filled.is_err() {
+        if written.is_err() {
             let _ = rustix::fs::unlinkat(&parent, &*new, AtFlags::empty());
         }
-        filled
+        written
     }
 
-    fn fill(&mut self, file: OwnedFd, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
+    fn write_file(
+        &mut self,
+        file: OwnedFd,
+        entry: &Entry,
+        contents: &mut Source,
+    ) -> Result<(), EntryError> {
         let mut file = File::from(file);
-        if let Some(pieces) = &entry.pieces {
+        if entry.pieces.is_some() {
             file.set_len(entry.size)?;
-            for (offset, length) in pieces {
-                file.seek(SeekFrom::Start(*offset))?;
-                self.pour(contents, *length, &mut file)?;
-            }
-        } else {
-            self.pour(contents, entry.size, &mut file)?;
         }
+        contents.copy_contents(entry, &mut file, &mut self.bytes)?;
         let file = OwnedFd::from(file);
-        self.dress(&file, entry, self.mode(entry))?;
+        self.set_owner_and_mode(&file, entry, self.mode(entry))?;
         let (seconds, nanoseconds) = entry.modified;
-        let times = Timestamps {
-            last_access: Timespec {
-                tv_sec: 0,
-                tv_nsec: UTIME_OMIT,
-            },
-            last_modification: Timespec {
-                tv_sec: seconds,
-                tv_nsec: i64::from(nanoseconds.min(999_999_999)),
-            },
-        };
-        // A time that the file system cannot have is no reason to lose the file.
-        let _ = rustix::fs::futimens(&file, &times);
+        // A time that the file system does not support is not an error.
+        let _ = rustix::fs::futimens(&file, &modification_time(seconds, nanoseconds));
         Ok(())
     }
 
-    /// Writes the next so many bytes of contents.
-    fn pour(&mut self, contents: &mut Source, length: u64, file: &mut File) -> Result<(), Fault> {
-        let mut buffer = vec![0; 1 << 17];
-        let mut left = length;
-        while left > 0 {
-            let most = usize::try_from(left)
-                .unwrap_or(usize::MAX)
-                .min(buffer.len());
-            let read = contents.read(&mut buffer[..most]).map_err(Fault::Read)?;
-            file.write_all(&buffer[..read])?;
-            left -= read as u64;
-            self.bytes += read as u64;
-        }
-        Ok(())
-    }
-
-    /// The directory that an entry goes into, and its last part.
-    fn parent<'n>(&mut self, name: &'n Name) -> Result<(&OwnedFd, &'n [u8]), Fault> {
+    /// Parent directory of an entry, and the last component of its name.
+    fn parent<'n>(&mut self, name: &'n Name) -> Result<(&OwnedFd, &'n [u8]), EntryError> {
         let (directory, last) = name.split();
         if self
             .parent
@@ -366,7 +359,7 @@ impl Unpacking<'_> {
         }
     }
 
-    /// The innermost first: an outer one may forbid the way to it.
+    /// Sets modes of inner directories first: the mode of an outer one may prevent access.
     fn set_modes(&self) {
         for (name, mode) in self.modes.iter().rev() {
             if let Ok(directory) = self.open(name, OFlags::RDONLY | OFlags::DIRECTORY) {
@@ -375,7 +368,7 @@ impl Unpacking<'_> {
         }
     }
 
-    fn tell(self, answer: &Answer) -> io::Result<()> {
+    fn send_result(self, answer: &Answer) -> io::Result<()> {
         let mut skipped_entries = self.skipped_entries.into_iter().peekable();
         while skipped_entries.peek().is_some() {
             // A packet has 16 KiB.
@@ -391,25 +384,11 @@ impl Unpacking<'_> {
     }
 }
 
-/// Gives something new to whom it is to belong.
-fn give(parent: &OwnedFd, last: &[u8], owner: Option<(Uid, Gid)>) -> rustix::io::Result<()> {
+/// Sets the owner of a new entry, if there is one.
+fn set_owner(parent: &OwnedFd, last: &[u8], owner: Option<(Uid, Gid)>) -> rustix::io::Result<()> {
     let Some((uid, gid)) = owner else {
         return Ok(());
     };
     let flags = AtFlags::SYMLINK_NOFOLLOW;
     rustix::fs::chownat(parent, last, Some(uid), Some(gid), flags)
-}
-
-/// Makes an entry; what has its name already gives way, as in `tar`, unless it is a directory.
-fn clearing_the_way(
-    parent: &OwnedFd,
-    last: &[u8],
-    mut make: impl FnMut() -> rustix::io::Result<()>,
-) -> Result<(), Fault> {
-    match make() {
-        Err(Errno::EXIST) => {}
-        made => return Ok(made?),
-    }
-    rustix::fs::unlinkat(parent, last, AtFlags::empty())?;
-    Ok(make()?)
 }

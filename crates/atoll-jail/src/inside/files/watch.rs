@@ -1,15 +1,15 @@
-//! Watching a directory, by inotify. The helper lives as long as the watch.
+//! Watches a directory with inotify. The helper exists as long as the watch.
 //!
 //! ```text
-//! inotify ──▶ queue ──▶ what it means, in the order of the queue ──▶ answer socket
-//!                          │ a new directory: watch it, then read it, then tell what is in it
+//! inotify ──▶ queue ──▶ interpretation, in the order of the queue ──▶ response socket
+//!                          │ a new directory: watch it, then read it, then report its entries
 //! ```
 //!
 //! Events are about the past: a directory may have moved when its event is read. A directory that could not be
 //! reached, or was reached while renames were in the queue, is checked again when the queue is empty. The kernel
 //! queues a rename shortly after it is done, so a rename event also concerns paths that were checked or reported
 //! shortly before: each is compared with the tree. If the tree may still be wrong, the watcher reports `Overflow`
-//! and starts again: its reports are complete, or it says that they are not.
+//! and starts again: reports are complete, or their loss is reported.
 
 mod add_watch;
 mod events;
@@ -33,7 +33,7 @@ use queue::{Raw, ReportedNames};
 use recheck::Seen;
 use tree::Tree;
 
-/// Bytes of changes sent together.
+/// Bytes of changes in one message.
 const TOGETHER: usize = 6 * 1024;
 
 /// A name in a directory.
@@ -45,33 +45,33 @@ struct Watcher<'a> {
     recursive: bool,
     limit: usize,
     inotify: OwnedFd,
-    /// The watch of the top.
+    /// Watch descriptor of the top.
     root: i32,
     tree: Tree,
     queue: VecDeque<Raw>,
-    /// How many events were read.
+    /// Number of events that were read.
     read: u64,
     /// Renames of directories in the queue.
     moving: usize,
     reported: ReportedNames,
-    /// Directories that were not where their event said.
+    /// Directories that were not at the path of their event.
     missed: HashSet<Place>,
-    /// Directories found while renames were waiting.
+    /// Directories found while renames were in the queue.
     suspects: HashSet<i32>,
-    /// Places where the tree may have another directory than there is.
+    /// Paths at which the tree may have a wrong directory.
     places: HashSet<Place>,
-    /// What was looked for lately, and when.
+    /// Recent observations, with their times.
     recent: VecDeque<(Instant, Seen)>,
-    /// When the first rename of a directory was read, since those were last looked at again.
+    /// Time of the first rename of a directory since the last recheck.
     moved: Option<Instant>,
-    /// The reported state may be wrong.
+    /// Whether the reported state may be wrong.
     doubt: bool,
-    /// The last reported rename, if nothing was reported since: from and to.
+    /// The last reported rename (from, to), if no change was reported since.
     renamed: Option<(Place, Place)>,
     changes: Vec<WatchChange>,
     bytes: usize,
     limited: bool,
-    /// How many directories were looked at.
+    /// Number of directories that were read.
     entered: usize,
     ended: bool,
 }
@@ -112,7 +112,7 @@ pub(super) fn watch(
         ended: false,
     };
     watcher.plant().at(top)?;
-    // From now on nothing is missed.
+    // From now on all changes are reported.
     watcher.reply(0).at(top)?;
     watcher.run().at(top)
 }
@@ -151,7 +151,7 @@ impl Watcher<'_> {
 
     /// Reports all changes up to now.
     fn drain(&mut self) -> std::io::Result<()> {
-        // More than once only if directories move while they are looked for.
+        // Repeated only if directories move meanwhile.
         for _ in 0..100 {
             self.settle()?;
             if self.ended || self.quiet() {

@@ -1,4 +1,4 @@
-//! The same through HTTP on loopback, against `atoll serve` as it comes: what its users pay.
+//! The same figures over HTTP on loopback, with `atoll serve` in its default configuration.
 
 mod client;
 mod commands;
@@ -12,21 +12,21 @@ use atoll_model::Error;
 use futures_util::StreamExt as _;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::serving::{Data, joined};
+use super::serving::{Data, flatten_join};
 use super::{Bench, Row, Samples, failed, milliseconds, progress};
 use crate::config::Config;
-use client::{Connection, Server, commands_of, download, upload, wrong};
+use client::{Connection, Server, commands_path, download, server_error, upload};
 
-/// How many connections ask at once.
+/// Concurrent connections.
 const CONNECTIONS: usize = 32;
-/// How long a rate is measured.
-const LENGTH: Duration = Duration::from_secs(4);
-/// In so many pieces, where something else is measured beside it.
+/// Time for which a rate is measured.
+const RATE_TIME: Duration = Duration::from_secs(4);
+/// Parts of that time, if another rate is measured in turn.
 const ROUNDS: u32 = 4;
-/// The size of a large file or stream.
+/// Bytes of a large stream.
 const GIGABYTE: u64 = 1_000_000_000;
 
-/// Options of these rows.
+/// Measures the selected rows.
 pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, Error> {
     let names = [
         "http-memory",
@@ -90,7 +90,7 @@ pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, 
 
 async fn idle_memory(server: &Server) -> Result<Row, Error> {
     progress("the server's memory");
-    server.connect().await?.filled(16, 96).await?;
+    server.connect().await?.wait_for_pools(16, 96).await?;
     let megabytes = server.resident() as f64 / 1024.0;
     let row = Row::value(
         "memory of an idle server, its pool full",
@@ -105,7 +105,7 @@ async fn warm(server: &Server) -> Result<Row, Error> {
     let mut samples = Samples::default();
     for round in 0..200 {
         if round % 8 == 0 {
-            connection.filled(16, 96).await?;
+            connection.wait_for_pools(16, 96).await?;
         }
         let begin = Instant::now();
         let id = connection.create().await?;
@@ -121,7 +121,7 @@ async fn burst(server: &Server) -> Result<Row, Error> {
     progress("100 creates over HTTP at once");
     let mut samples = Samples::default();
     for _ in 0..3 {
-        server.connect().await?.filled(16, 96).await?;
+        server.connect().await?.wait_for_pools(16, 96).await?;
         let mut connections = Vec::new();
         for _ in 0..100 {
             connections.push(server.connect().await?);
@@ -138,8 +138,8 @@ async fn burst(server: &Server) -> Result<Row, Error> {
             })
             .collect();
         for one in all {
-            let (mut connection, id, took) = joined(one.await)?;
-            samples.0.push(took);
+            let (mut connection, id, elapsed) = flatten_join(one.await)?;
+            samples.0.push(elapsed);
             connection.delete(&id).await?;
         }
     }
@@ -164,8 +164,8 @@ async fn command(server: &Server) -> Result<Row, Error> {
     Ok(Row::times(row, &samples, Some((1.8, Some(5.0)))))
 }
 
-/// Operations a second of all clients together.
-async fn each(
+/// Operations per second of all connections together.
+async fn throughput(
     connections: &mut [Connection],
     length: Duration,
     work: impl AsyncFn(&mut Connection) -> Result<(), Error>,
@@ -203,11 +203,14 @@ async fn rate(server: &Server) -> Result<Row, Error> {
     super::settle();
     let next = std::sync::atomic::AtomicUsize::new(0);
     let (mut floor, mut rate) = (0.0, 0.0);
-    // In turns: a machine is not equally fast at all times.
+    // In turns, because the speed of a machine varies.
     for _ in 0..ROUNDS {
-        let forks = tokio::task::spawn_blocking(|| forks(LENGTH / ROUNDS));
-        floor += forks.await.map_err(|error| wrong(&error.to_string()))? / f64::from(ROUNDS);
-        let round = each(&mut connections, LENGTH / ROUNDS, async |connection| {
+        let forks = tokio::task::spawn_blocking(|| forks(RATE_TIME / ROUNDS));
+        floor += forks
+            .await
+            .map_err(|error| server_error(&error.to_string()))?
+            / f64::from(ROUNDS);
+        let round = throughput(&mut connections, RATE_TIME / ROUNDS, async |connection| {
             let number = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             match ids.get(number % ids.len()) {
                 Some(id) => connection.run_true(id).await,
@@ -227,7 +230,7 @@ async fn rate(server: &Server) -> Result<Row, Error> {
     Ok(row.bar(format!("≥ 0.45 of the floor ({share:.2})"), share >= 0.45))
 }
 
-/// How many processes a second the machine can start, with all its processors.
+/// Processes per second that all processors together can start.
 fn forks(length: Duration) -> f64 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let begin = Instant::now();
@@ -253,7 +256,7 @@ async fn get(server: &Server) -> Result<Row, Error> {
     let id = connection.create().await?;
     let request = connection.request("GET", &format!("/sandboxes/{id}"), "");
     let mut connections = connect_all(server).await?;
-    let rate = each(&mut connections, LENGTH, async |connection| {
+    let rate = throughput(&mut connections, RATE_TIME, async |connection| {
         connection.exchange(&request).await.map(|_| ())
     });
     let rate = rate.await?;
@@ -265,20 +268,20 @@ async fn get(server: &Server) -> Result<Row, Error> {
     Ok(row.bar("≥ 10000 /s", rate >= 10_000.0))
 }
 
-/// What a command says, from a position on, until its end or that of the connection.
+/// Reads the output of a command from a byte offset until the command or the connection ends. True if the command ended.
 async fn output(
     address: &str,
     path: &str,
     after: usize,
-    mut heard: impl FnMut(&[u8]),
+    mut receive: impl FnMut(&[u8]),
 ) -> Result<bool, Error> {
     let url = format!("ws://{address}{path}/output?after={after}");
     let opened = tokio_tungstenite::connect_async(url).await;
-    let (mut socket, _) = opened.map_err(|error| wrong(&error.to_string()))?;
+    let (mut socket, _) = opened.map_err(|error| server_error(&error.to_string()))?;
     while let Some(Ok(message)) = socket.next().await {
         if let Message::Binary(frame) = message {
             match frame.split_first() {
-                Some((1, bytes)) => heard(bytes),
+                Some((1, bytes)) => receive(bytes),
                 Some((3, _)) => return Ok(true),
                 _ => {}
             }
@@ -294,19 +297,19 @@ async fn stream(server: &Server) -> Result<Row, Error> {
     let before = server.resident();
     let begin = Instant::now();
     let exec = connection
-        .begin(&id, "head -c 1000000000 /dev/zero")
+        .start(&id, "head -c 1000000000 /dev/zero")
         .await?;
-    let path = format!("{}/{exec}", commands_of(&id));
-    let mut heard = 0_u64;
+    let path = format!("{}/{exec}", commands_path(&id));
+    let mut received = 0_u64;
     output(&server.address, &path, 0, |bytes| {
-        heard += bytes.len() as u64;
+        received += bytes.len() as u64;
     })
     .await?;
-    let rate = heard as f64 / 1e6 / begin.elapsed().as_secs_f64();
+    let rate = received as f64 / 1e6 / begin.elapsed().as_secs_f64();
     let grown = server.resident().saturating_sub(before) / 1024;
     connection.delete(&id).await?;
     let text = format!("1 GB of stdout over a WebSocket (the server grew by {grown} MB)");
-    let met = rate >= 200.0 && heard == GIGABYTE && grown < 64;
+    let met = rate >= 200.0 && received == GIGABYTE && grown < 64;
     Ok(Row::value(text, format!("{rate:.0} MB/s")).bar("≥ 200 MB/s", met))
 }
 
@@ -316,7 +319,7 @@ async fn transfer(server: &Server, data: &Path) -> Result<Vec<Row>, Error> {
     std::fs::create_dir_all(&directory).map_err(|error| failed("make a directory", &error))?;
     super::work::on_host(&directory, "head -c 1000000000 /dev/urandom > big")?;
     let mut filler = super::work::Filler::new(&directory);
-    let (mut copy, mut there, mut back) =
+    let (mut copy, mut uploads, mut downloads) =
         (Samples::default(), Samples::default(), Samples::default());
     let mut connection = server.connect().await?;
     let before = server.resident();
@@ -332,25 +335,25 @@ async fn transfer(server: &Server, data: &Path) -> Result<Vec<Row>, Error> {
         let big = File::open(directory.join("big"));
         let sent = big.and_then(|big| upload(&server.address, &path, &big));
         sent.map_err(|error| failed("send a file up", &error))?;
-        there.add(begin);
+        uploads.add(begin);
         filler.free(&directory.join("back"))?;
         let begin = Instant::now();
-        let taken = File::create(directory.join("back"))
+        let written = File::create(directory.join("back"))
             .and_then(|back| download(&server.address, &path, &back));
-        taken.map_err(|error| failed("take a file down", &error))?;
-        back.add(begin);
+        written.map_err(|error| failed("take a file down", &error))?;
+        downloads.add(begin);
         super::work::on_host(&directory, "cmp big back && rm -f back")?;
         connection.delete(&id).await?;
     }
     let grown = server.resident().saturating_sub(before) / 1024;
     Ok(vec![
-        super::work::compare("1 GB up over HTTP, against cp", &there, &copy, 0.3),
-        super::work::compare("1 GB down over HTTP, against cp", &back, &copy, 0.3),
+        super::work::compare("1 GB up over HTTP, against cp", &uploads, &copy, 0.3),
+        super::work::compare("1 GB down over HTTP, against cp", &downloads, &copy, 0.3),
         Row::value("    the server grew by", format!("{grown} MB")).bar("< 32 MB", grown < 32),
     ])
 }
 
-/// The server is killed under 100 sandboxes and 20 streams.
+/// Kills the server while it has 100 sandboxes and 20 open streams, and starts it again.
 async fn restart(server: &mut Server) -> Result<Vec<Row>, Error> {
     progress("a restart with 100 sandboxes and 20 streams");
     const STREAMS: usize = 20;
@@ -363,54 +366,56 @@ async fn restart(server: &mut Server) -> Result<Vec<Row>, Error> {
     let line = format!("i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); echo $i; sleep 0.01; done");
     let mut paths = Vec::new();
     for id in ids.iter().take(STREAMS) {
-        let exec = connection.begin(id, &line).await?;
-        paths.push(format!("{}/{exec}", commands_of(id)));
+        let exec = connection.start(id, &line).await?;
+        paths.push(format!("{}/{exec}", commands_path(id)));
     }
-    let listen = async |address: String, heard: Vec<Vec<u8>>| {
-        let all = paths.iter().zip(heard).map(|(path, mut heard)| {
+    let listen = async |address: String, received: Vec<Vec<u8>>| {
+        let all = paths.iter().zip(received).map(|(path, mut received)| {
             let (address, path) = (address.clone(), path.clone());
             tokio::spawn(async move {
-                let after = heard.len();
-                let over = output(&address, &path, after, |bytes| {
-                    heard.extend_from_slice(bytes);
+                let after = received.len();
+                let ended = output(&address, &path, after, |bytes| {
+                    received.extend_from_slice(bytes);
                 });
-                let over = over.await?;
-                Ok::<_, Error>((heard, over))
+                let ended = ended.await?;
+                Ok::<_, Error>((received, ended))
             })
         });
         let all: Vec<_> = all.collect();
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         let mut over = 0;
         for one in all {
-            let (said, ended) = joined(one.await)?;
+            let (bytes, ended) = flatten_join(one.await)?;
             over += usize::from(ended);
-            heard.push(said);
+            received.push(bytes);
         }
-        Ok::<_, Error>((heard, over))
+        Ok::<_, Error>((received, over))
     };
     let first = listen(server.address.clone(), vec![Vec::new(); STREAMS]);
-    let (heard, killed) = tokio::join!(first, async {
+    let (received, killed) = tokio::join!(first, async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         server.kill()
     });
     killed?;
-    let (heard, _) = heard?;
+    let (received, _) = received?;
     let begin = Instant::now();
-    server.start_again()?;
+    server.restart()?;
     let mut connection = server.connect().await?;
     connection.call("GET", "/readyz", "").await?;
     for id in &ids {
         let path = format!("/sandboxes/{id}");
         let sandbox = connection.call("GET", &path, "").await?;
         if client::text(&sandbox, "state")? != "running" {
-            return Err(wrong(&format!("{id} was not adopted: {sandbox}")));
+            return Err(server_error(&format!("{id} was not adopted: {sandbox}")));
         }
     }
     let adopted = begin.elapsed();
-    let (heard, _) = listen(server.address.clone(), heard).await?;
+    let (received, _) = listen(server.address.clone(), received).await?;
     let lines: Vec<_> = (1..=LINES).map(|number| number.to_string()).collect();
     let expected = lines.join("\n") + "\n";
-    let whole = heard.iter().filter(|said| **said == expected.as_bytes());
+    let whole = received
+        .iter()
+        .filter(|bytes| **bytes == expected.as_bytes());
     let whole = whole.count();
     for id in ids {
         connection.delete(&id).await?;
@@ -449,7 +454,7 @@ async fn thousand(server: &Server) -> Result<Row, Error> {
         })
         .collect();
     for one in all {
-        joined(one.await)?;
+        flatten_join(one.await)?;
     }
     let megabytes = server.resident() as f64 / 1024.0;
     let row = Row::value(

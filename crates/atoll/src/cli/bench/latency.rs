@@ -1,4 +1,4 @@
-//! Starting, running, ending: times and memory.
+//! Latency of create, exec and delete without pools, and memory of idle sandboxes.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use atoll_worker::LocalRuntime;
 use super::{Row, Samples, failed, milliseconds, progress, settle};
 use crate::config::Config;
 
-/// The floor: what a process costs without any isolation.
+/// The floor: time of a process without isolation.
 pub(super) fn floor() -> Result<Row, Error> {
     progress("the floor");
     let mut samples = Samples::default();
@@ -26,31 +26,35 @@ pub(super) fn floor() -> Result<Row, Error> {
     ))
 }
 
-/// From nothing to the result of a first command.
+/// Create without pools, until the result of a first command; back to back, and after idle gaps.
 pub(super) async fn create(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     progress("create → first exec result");
-    let mut together = Stages::default();
+    let mut back_to_back = Stages::default();
     for _ in 0..200 {
-        together.once(runtime).await?;
+        back_to_back.measure_create(runtime).await?;
     }
-    let mut apart = Stages::default();
+    let mut after_gaps = Stages::default();
     for _ in 0..30 {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        apart.once(runtime).await?;
+        after_gaps.measure_create(runtime).await?;
     }
     Ok(vec![
         Row::times(
             "create → first exec result, nothing prepared",
-            &together.all,
+            &back_to_back.all,
             Some((9.0, Some(30.0))),
         ),
-        together.row(),
-        Row::times("the same after 100 ms of idleness each", &apart.all, None),
-        apart.row(),
+        back_to_back.row(),
+        Row::times(
+            "the same after 100 ms of idleness each",
+            &after_gaps.all,
+            None,
+        ),
+        after_gaps.row(),
     ])
 }
 
-/// Times of the stages of a create, and all until the result of a first command.
+/// Times of the stages of a create, and of the whole until the result of a first command.
 #[derive(Default)]
 pub(super) struct Stages {
     pub(super) all: Samples,
@@ -61,21 +65,22 @@ pub(super) struct Stages {
 }
 
 impl Stages {
-    pub(super) async fn once(&mut self, runtime: &LocalRuntime) -> Result<(), Error> {
+    /// Measures one create and deletes the sandbox.
+    pub(super) async fn measure_create(&mut self, runtime: &LocalRuntime) -> Result<(), Error> {
         let begin = Instant::now();
-        let made = runtime.create(SandboxSpec::default()).await?;
-        run_true(runtime, &made.id).await?;
-        self.add(begin, &made);
-        runtime.delete(&made.id).await
+        let created = runtime.create(SandboxSpec::default()).await?;
+        run_true(runtime, &created.id).await?;
+        self.add(begin, &created);
+        runtime.delete(&created.id).await
     }
 
-    /// Adds what has just been made.
-    pub(super) fn add(&mut self, begin: Instant, made: &SandboxInfo) {
+    /// Adds the times of a create that began at `begin`.
+    pub(super) fn add(&mut self, begin: Instant, created: &SandboxInfo) {
         self.all.add(begin);
-        self.slot.0.push(made.timings.slot);
-        self.clone.0.push(made.timings.clone);
-        self.root.0.push(made.timings.root);
-        self.start.0.push(made.timings.start);
+        self.slot.0.push(created.timings.slot);
+        self.clone.0.push(created.timings.clone);
+        self.root.0.push(created.timings.root);
+        self.start.0.push(created.timings.start);
     }
 
     /// The medians of the stages in one line.
@@ -111,10 +116,10 @@ pub(super) async fn run_true(
     ))
 }
 
-/// A command in a running sandbox, its output read to the end.
+/// Exec of `/bin/true` in a running sandbox, until its output is read to the end.
 pub(super) async fn exec(
     runtime: &LocalRuntime,
-    what: &str,
+    figure: &str,
     (p50, p99): (f64, f64),
 ) -> Result<Row, Error> {
     progress("exec in a running sandbox");
@@ -127,22 +132,22 @@ pub(super) async fn exec(
         samples.add(begin);
     }
     runtime.delete(&id).await?;
-    Ok(Row::times(what, &samples, Some((p50, Some(p99)))))
+    Ok(Row::times(figure, &samples, Some((p50, Some(p99)))))
 }
 
-/// How many sandboxes a second come and go, four callers at once.
+/// Sandboxes that four concurrent callers create and delete per second.
 pub(super) async fn sustained(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("create + delete, sustained");
     const LENGTH: Duration = Duration::from_secs(5);
     let begin = Instant::now();
     let caller = || async {
-        let mut made = 0_u32;
+        let mut count = 0_u32;
         while begin.elapsed() < LENGTH {
             let id = runtime.create(SandboxSpec::default()).await?.id;
             runtime.delete(&id).await?;
-            made += 1;
+            count += 1;
         }
-        Ok::<_, Error>(made)
+        Ok::<_, Error>(count)
     };
     let (a, b, c, d) = tokio::try_join!(caller(), caller(), caller(), caller())?;
     let rate = f64::from(a + b + c + d) / begin.elapsed().as_secs_f64();
@@ -152,11 +157,11 @@ pub(super) async fn sustained(runtime: &LocalRuntime) -> Result<Row, Error> {
     )
 }
 
-/// What a sandbox that does nothing costs.
+/// Memory of a sandbox without commands.
 pub(super) async fn idle(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     progress("memory of idle sandboxes");
     const COUNT: u64 = 100;
-    // The first one brings in what all share.
+    // The first sandbox loads the pages that all share.
     let first = runtime.create(SandboxSpec::default()).await?.id;
     let before = available();
     let mut ids = Vec::new();
@@ -214,7 +219,7 @@ pub(super) fn kilobytes(path: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// The whole command, from its start to its exit.
+/// `atoll run -- true` as a process, from start to exit.
 pub(super) fn command(config: &Config) -> Result<Row, Error> {
     progress("atoll run -- true");
     let mut samples = Samples::default();

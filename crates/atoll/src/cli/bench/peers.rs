@@ -1,5 +1,5 @@
-//! Other programs that isolate, each running /bin/true the way its users would, and we in turn with them: this
-//! machine may be twice as fast a second later.
+//! Other isolation programs, each running `/bin/true` with usual options. Atoll is measured in turn with each of them,
+//! because the speed of a machine can change by a factor of two within seconds.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,17 +12,17 @@ use super::latency::Stages;
 use super::{Row, Samples, failed, progress};
 use crate::config::Config;
 
-/// How often we do the same after each run of a peer.
-const OWN: u32 = 4;
+/// Creates of Atoll after each run of a peer.
+const CREATES_PER_RUN: u32 = 4;
 
-/// Measures those that are installed.
+/// Measures the peers that are installed.
 pub(super) async fn measure(config: &Config, runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     let layer = config.templates().join("base/layer");
     let scratch = config.data.join(format!("bench-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)
         .map_err(|error| failed("make a scratch directory", &error))?;
     let rows = all(&layer, &scratch, runtime).await;
-    // Podman leaves its store mounted on itself.
+    // Podman bind-mounts its store on itself and leaves the mount.
     let _ = Command::new("umount")
         .arg(scratch.join("podman/overlay"))
         .stderr(Stdio::null())
@@ -40,7 +40,7 @@ async fn all(layer: &Path, scratch: &Path, runtime: &LocalRuntime) -> Result<Vec
         .arg(layer.to_string())
         .arg("/");
     bwrap.args(["--proc", "/proc", "--dev", "/dev", "/bin/true"]);
-    rows.push(peer("bwrap --unshare-all", again(&bwrap), 60, runtime, None).await?);
+    rows.push(peer("bwrap --unshare-all", repeat(&bwrap), 60, runtime, None).await?);
 
     let config = runc_config(&layer.to_string(), scratch)?;
     let mut number = 0;
@@ -64,7 +64,7 @@ async fn all(layer: &Path, scratch: &Path, runtime: &LocalRuntime) -> Result<Vec
         "cgroupfs",
         "run",
         "--rm",
-        // Podman wants to raise these, which needs a capability that not every root has.
+        // By default Podman raises these limits, which needs CAP_SYS_RESOURCE.
         "--ulimit",
         "nofile=1024:1024",
         "--ulimit",
@@ -74,19 +74,19 @@ async fn all(layer: &Path, scratch: &Path, runtime: &LocalRuntime) -> Result<Vec
         "--rootfs",
     ]);
     podman.arg(format!("{layer}:O")).arg("/bin/true");
-    rows.push(peer("podman run", again(&podman), 20, runtime, Some(30.0)).await?);
+    rows.push(peer("podman run", repeat(&podman), 20, runtime, Some(30.0)).await?);
     Ok(rows)
 }
 
-/// The same command each time.
-fn again(command: &Command) -> impl FnMut() -> Command {
+/// Returns copies of a command.
+fn repeat(command: &Command) -> impl FnMut() -> Command {
     let (program, arguments) = (command.get_program(), command.get_args());
     let words: Vec<_> = arguments.map(ToOwned::to_owned).collect();
     let program = program.to_owned();
     move || {
-        let mut again = Command::new(&program);
-        again.args(&words);
-        again
+        let mut copy = Command::new(&program);
+        copy.args(&words);
+        copy
     }
 }
 
@@ -110,13 +110,16 @@ async fn peer(
             Err(error) => return Err(failed(name, &error)),
         };
         if !done.status.success() {
-            let why = String::from_utf8_lossy(&done.stderr);
-            let why = why.lines().last().unwrap_or_default().to_owned();
-            return Ok(Row::value(format!("peer: {name} failed: {why}"), "failed"));
+            let reason = String::from_utf8_lossy(&done.stderr);
+            let reason = reason.lines().last().unwrap_or_default().to_owned();
+            return Ok(Row::value(
+                format!("peer: {name} failed: {reason}"),
+                "failed",
+            ));
         }
         samples.add(begin);
-        for _ in 0..OWN {
-            own.once(runtime).await?;
+        for _ in 0..CREATES_PER_RUN {
+            own.measure_create(runtime).await?;
         }
     }
     let own = own.all.percentile(50.0).as_secs_f64();
@@ -135,15 +138,15 @@ async fn peer(
     })
 }
 
-/// A bundle with runc's own defaults, reading our template.
+/// A bundle with runc's default configuration and the template `base` as its root.
 fn runc_config(layer: &str, scratch: &Path) -> Result<std::path::PathBuf, Error> {
     let bundle = scratch.join("bundle");
     std::fs::create_dir_all(&bundle).map_err(|error| failed("make a bundle", &error))?;
-    let made = Command::new("runc")
+    let generated = Command::new("runc")
         .arg("spec")
         .current_dir(&bundle)
         .output();
-    if made.is_err() {
+    if generated.is_err() {
         return Ok(bundle);
     }
     let path = bundle.join("config.json");

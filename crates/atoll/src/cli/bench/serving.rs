@@ -1,4 +1,4 @@
-//! Figures of a server's sandboxes: warm pool, bursts, pause, restart of the server, and a busy neighbour.
+//! Figures of a runtime as `atoll serve` configures it: pools, bursts, pause, adoption, noisy neighbour.
 
 mod commands;
 mod lives;
@@ -14,11 +14,11 @@ use super::latency::{exec, run_true};
 use super::{Bench, Row};
 use crate::config::Config;
 use commands::{echo, neighbour, stream};
-use lives::{burst, deletes, idle_gaps, pauses, sustained, warm};
+use lives::{burst, deletes, embryos, pauses, sustained, warm};
 pub(super) use many::victim;
 use many::{adoption, thousand};
 
-/// A data directory of the bench's own, removed at the end.
+/// Data directory of a benchmark; removed on drop.
 pub(super) struct Data(PathBuf);
 
 impl Data {
@@ -31,7 +31,7 @@ impl Data {
         Self(config.data.join(name))
     }
 
-    fn nothing_ready(&self, config: &Config) -> RuntimeConfig {
+    fn without_pools(&self, config: &Config) -> RuntimeConfig {
         RuntimeConfig {
             warm_count: 0,
             embryo_count: 0,
@@ -51,9 +51,9 @@ impl Drop for Data {
     fn drop(&mut self) {
         let facts = atoll_jail::facts::Facts::read();
         let scope = atoll_worker::instance::Scope::Below(&self.0);
-        // Its keeper may still be on its way out.
-        let until = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < until {
+        // The keeper may still be exiting.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline {
             match atoll_worker::instance::collect(scope, &facts) {
                 Ok(collected) if collected.instances.is_empty() => {
                     std::thread::sleep(Duration::from_millis(5));
@@ -65,7 +65,7 @@ impl Drop for Data {
     }
 }
 
-/// Options of the rows of a server.
+/// Measures the selected rows.
 pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, Error> {
     let data = Data::new(config);
     let mut rows = Vec::new();
@@ -83,7 +83,7 @@ pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, 
     ];
     if names.iter().any(|name| bench.wants(name)) {
         let runtime = LocalRuntime::open(data.config(config)).await?;
-        let measured = with_all_ready(&runtime, bench).await;
+        let measured = measure_with_pools(&runtime, bench).await;
         for info in runtime.list() {
             runtime.delete(&info.id).await?;
         }
@@ -99,13 +99,13 @@ pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, 
     Ok(rows)
 }
 
-async fn with_all_ready(runtime: &LocalRuntime, bench: &Bench) -> Result<Vec<Row>, Error> {
+async fn measure_with_pools(runtime: &LocalRuntime, bench: &Bench) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
     if bench.wants("warm") {
         rows.push(warm(runtime).await?);
     }
     if bench.wants("embryos") {
-        rows.push(idle_gaps(runtime).await?);
+        rows.push(embryos(runtime).await?);
     }
     if bench.wants("burst") {
         rows.push(burst(runtime).await?);
@@ -140,8 +140,8 @@ async fn with_all_ready(runtime: &LocalRuntime, bench: &Bench) -> Result<Vec<Row
     Ok(rows)
 }
 
-/// Waits until so many are ready.
-async fn filled(runtime: &LocalRuntime, warm: usize, embryos: usize) -> Result<(), Error> {
+/// Waits until the pools have this many warm sandboxes and embryos.
+async fn wait_for_pools(runtime: &LocalRuntime, warm: usize, embryos: usize) -> Result<(), Error> {
     let begin = Instant::now();
     while runtime.pool_sizes().0 < warm || runtime.pool_sizes().1 < embryos {
         if begin.elapsed() > Duration::from_mins(1) {
@@ -162,7 +162,8 @@ async fn create_and_run(runtime: &LocalRuntime) -> Result<SandboxId, Error> {
     Ok(id)
 }
 
-pub(super) fn joined<T>(
+/// The result of a task; a panic is an error.
+pub(super) fn flatten_join<T>(
     done: Result<Result<T, Error>, tokio::task::JoinError>,
 ) -> Result<T, Error> {
     done.map_err(|error| Error::new(Code::Internal, error.to_string()))?

@@ -1,26 +1,26 @@
-//! The two storages beside each other, each on a fresh file system.
+//! Compares plain directories with an image, each on a new file system.
 
 use std::time::Instant;
 
 use atoll_model::{Error, SandboxSpec};
 use atoll_worker::Storage;
 
-use super::work::{Place, REPOSITORY, inside, on_host, sandbox};
+use super::work::{REPOSITORY, Workspace, inside, on_host, sandbox};
 use super::{Row, Samples, progress};
 use crate::config::Config;
 
 const SANDBOXES: u32 = 200;
 const ROUNDS: usize = 9;
 
-/// What one storage does.
+/// Measurements of one kind of storage.
 struct Figures {
-    /// Sandboxes made and deleted in a second, one after the other.
+    /// Sandboxes created and deleted per second by one caller.
     sustained: f64,
     clone: Samples,
     write: Samples,
 }
 
-/// Plain directories against an image.
+/// Measures both kinds of storage.
 pub(super) async fn compare(config: &Config) -> Result<Vec<Row>, Error> {
     let plain = measure(config, Storage::Plain).await?;
     let image = measure(config, Storage::Image).await?;
@@ -54,17 +54,17 @@ pub(super) async fn compare(config: &Config) -> Result<Vec<Row>, Error> {
 
 async fn measure(config: &Config, storage: Storage) -> Result<Figures, Error> {
     progress(&format!("storage {storage}"));
-    let place = Place::on(config, &format!("storage-{storage}"), storage).await?;
-    let runtime = place.runtime()?;
+    let workspace = Workspace::on(config, &format!("storage-{storage}"), storage).await?;
+    let runtime = workspace.runtime()?;
     let begin = Instant::now();
     for _ in 0..SANDBOXES {
-        let made = runtime.create(SandboxSpec::default()).await?;
-        runtime.delete(&made.id).await?;
+        let created = runtime.create(SandboxSpec::default()).await?;
+        runtime.delete(&created.id).await?;
     }
     let sustained = f64::from(SANDBOXES) / begin.elapsed().as_secs_f64();
 
-    on_host(&place.directory, REPOSITORY)?;
-    let id = sandbox(runtime, &place.directory.join("source")).await?;
+    on_host(&workspace.directory, REPOSITORY)?;
+    let id = sandbox(runtime, &workspace.directory.join("source")).await?;
     inside(runtime, &id, "git config --global --add safe.directory '*'").await?;
     let mut clone = Samples::default();
     for _ in 0..ROUNDS {
@@ -75,13 +75,13 @@ async fn measure(config: &Config, storage: Storage) -> Result<Figures, Error> {
     }
     let mut write = Samples::default();
     for _ in 0..3 {
-        on_host(&place.directory, "sync -f .")?;
+        on_host(&workspace.directory, "sync -f .")?;
         let begin = Instant::now();
         inside(runtime, &id, "head -c 1000000000 /dev/zero > ~/big").await?;
         write.add(begin);
         inside(runtime, &id, "rm ~/big").await?;
     }
-    place.close().await?;
+    workspace.close().await?;
     Ok(Figures {
         sustained,
         clone,

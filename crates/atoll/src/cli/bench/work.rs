@@ -1,4 +1,4 @@
-//! Real work inside a sandbox against the same on the host, turn by turn on one fresh file system.
+//! Compares real work in a sandbox with the same on the host, in turns on one new file system.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -15,50 +15,49 @@ use crate::config::Config;
 
 const ROUNDS: usize = 5;
 
-/// A fresh file system with a runtime on it, all removed at the end. Host and sandboxes work side by
-/// side on it: an old file system is slow wherever much was deleted lately, on whichever side that
-/// happens to be.
-pub(super) struct Place {
+/// A new file system with a runtime on it; both are removed on drop. Host and sandboxes work on the
+/// same one, because a file system is slow for a while after many files were deleted from it.
+pub(super) struct Workspace {
     image: PathBuf,
     pub(super) directory: PathBuf,
     runtime: Option<LocalRuntime>,
 }
 
-impl Place {
+impl Workspace {
     async fn new(config: &Config, name: &str) -> Result<Self, Error> {
         Self::on(config, name, config.storage_of_run()).await
     }
 
-    /// With sandboxes' files on a storage.
+    /// A workspace whose sandboxes use `storage`.
     pub(super) async fn on(config: &Config, name: &str, storage: Storage) -> Result<Self, Error> {
         let stem = format!("bench-{name}-{}", std::process::id());
-        let place = Self {
+        let workspace = Self {
             image: config.data.join(format!("{stem}.ext4")),
             directory: config.data.join(stem),
             runtime: None,
         };
-        let made = fs::create_dir_all(&place.directory)
-            .and_then(|()| File::create(&place.image)?.set_len(8 << 30));
-        made.map_err(|error| failed("make an image", &error))?;
-        let (image, at) = (place.image.display(), place.directory.display());
+        let created = fs::create_dir_all(&workspace.directory)
+            .and_then(|()| File::create(&workspace.image)?.set_len(8 << 30));
+        created.map_err(|error| failed("make an image", &error))?;
+        let (image, at) = (workspace.image.display(), workspace.directory.display());
         on_host(
             &config.data,
             &format!("mkfs.ext4 -q -F {image} && mount -o loop {image} {at}"),
         )?;
-        place.open(config, storage).await
+        workspace.open(config, storage).await
     }
 
-    /// On the machine's own file system: much data would be written twice through a second one.
+    /// A workspace on the file system of the data directory: a loop device would write large files twice.
     async fn beside(config: &Config, name: &str) -> Result<Self, Error> {
         let stem = format!("bench-{name}-{}", std::process::id());
-        let place = Self {
+        let workspace = Self {
             image: config.data.join(format!("{stem}.ext4")),
             directory: config.data.join(stem),
             runtime: None,
         };
-        let made = fs::create_dir_all(&place.directory);
-        made.map_err(|error| failed("make a directory", &error))?;
-        place.open(config, config.storage_of_run()).await
+        let created = fs::create_dir_all(&workspace.directory);
+        created.map_err(|error| failed("make a directory", &error))?;
+        workspace.open(config, config.storage_of_run()).await
     }
 
     async fn open(mut self, config: &Config, storage: Storage) -> Result<Self, Error> {
@@ -85,9 +84,9 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Workspace {
     fn drop(&mut self) {
-        // Detached, should something of a failed run still be on it.
+        // Lazily: after a failed run files may still be open.
         let _ = Command::new("umount")
             .arg("--lazy")
             .arg(&self.directory)
@@ -98,8 +97,8 @@ impl Drop for Place {
     }
 }
 
-/// The sandbox's speed as a part of the host's: the median of what the rounds say, each of which has both side by side. A
-/// machine is faster in one minute than in the next, by more than what is looked for here.
+/// Speed of the sandbox relative to the host: the median over rounds of the ratio within a round. The speed of a machine
+/// varies between minutes by more than the difference that is measured.
 pub(super) fn compare(figure: &str, inside: &Samples, host: &Samples, bar: f64) -> Row {
     let median = |samples: &Samples| samples.percentile(50.0).as_secs_f64();
     let pairs = inside.0.iter().zip(&host.0);
@@ -126,10 +125,10 @@ pub(super) async fn inside(
     if done.status.success() {
         return Ok(());
     }
-    let why = String::from_utf8_lossy(&done.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
     Err(Error::new(
         Code::Internal,
-        format!("{line}: exit {}: {why}", done.status.exit_code()),
+        format!("{line}: exit {}: {stderr}", done.status.exit_code()),
     ))
 }
 
@@ -142,10 +141,10 @@ pub(super) fn on_host(directory: &Path, line: &str) -> Result<(), Error> {
     if done.status.success() {
         return Ok(());
     }
-    let why = String::from_utf8_lossy(&done.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
     Err(Error::new(
         Code::Internal,
-        format!("{line}: {}: {why}", done.status),
+        format!("{line}: {}: {stderr}", done.status),
     ))
 }
 
@@ -166,11 +165,11 @@ pub(super) async fn sandbox(runtime: &LocalRuntime, source: &Path) -> Result<San
 /// A C project of forty files, compiled one by one and linked.
 pub(super) async fn build(config: &Config) -> Result<Row, Error> {
     const FILES: usize = 40;
-    const TURN: usize = 4;
+    const FILES_PER_TURN: usize = 4;
     progress("a C build");
-    let place = Place::new(config, "build").await?;
-    let runtime = place.runtime()?;
-    let source = place.directory.join("source");
+    let workspace = Workspace::new(config, "build").await?;
+    let runtime = workspace.runtime()?;
+    let source = workspace.directory.join("source");
     fs::create_dir(&source).map_err(|error| failed("make sources", &error))?;
     for number in 0..FILES {
         let mut text = String::from(
@@ -190,11 +189,13 @@ pub(super) async fn build(config: &Config) -> Result<Row, Error> {
         let path = source.join(format!("f{number}.c"));
         fs::write(&path, text).map_err(|error| failed("write sources", &error))?;
     }
-    // Both builds go forward in turns of a few files: what slows the machine down for a second slows both.
+    // Both builds advance in turns of a few files, so that a short slowdown of the machine affects both.
     let turns = |from: &str, to: &str| {
         let mut lines = vec![format!("rm -rf {to} && mkdir {to}")];
-        lines.extend((0..FILES).step_by(TURN).map(|first| {
-            let files: Vec<String> = (first..first + TURN).map(|file| file.to_string()).collect();
+        lines.extend((0..FILES).step_by(FILES_PER_TURN).map(|first| {
+            let files: Vec<String> = (first..first + FILES_PER_TURN)
+                .map(|file| file.to_string())
+                .collect();
             format!(
                 "for f in {}; do gcc -O2 -c {from}/f$f.c -o {to}/f$f.o || exit 1; done",
                 files.join(" ")
@@ -204,24 +205,24 @@ pub(super) async fn build(config: &Config) -> Result<Row, Error> {
         lines
     };
     let id = sandbox(runtime, &source).await?;
-    let (mut there, mut here) = (Samples::default(), Samples::default());
-    // What is compared here is nearly the same, so it takes more of them.
+    let (mut sandboxed, mut host) = (Samples::default(), Samples::default());
+    // The difference is small, so more rounds are needed.
     for _ in 0..2 * ROUNDS - 1 {
-        let (mut took_there, mut took_here) = (Duration::ZERO, Duration::ZERO);
+        let (mut sandbox_time, mut host_time) = (Duration::ZERO, Duration::ZERO);
         let pairs = turns("/source", "/home/user/out").into_iter();
-        for (line_there, line_here) in pairs.zip(turns("source", "out")) {
+        for (sandbox_line, host_line) in pairs.zip(turns("source", "out")) {
             let begin = Instant::now();
-            inside(runtime, &id, &line_there).await?;
-            took_there += begin.elapsed();
+            inside(runtime, &id, &sandbox_line).await?;
+            sandbox_time += begin.elapsed();
             let begin = Instant::now();
-            on_host(&place.directory, &line_here)?;
-            took_here += begin.elapsed();
+            on_host(&workspace.directory, &host_line)?;
+            host_time += begin.elapsed();
         }
-        there.0.push(took_there);
-        here.0.push(took_here);
+        sandboxed.0.push(sandbox_time);
+        host.0.push(host_time);
     }
-    place.close().await?;
-    Ok(compare("C build, 40 files", &there, &here, 0.95))
+    workspace.close().await?;
+    Ok(compare("C build, 40 files", &sandboxed, &host, 0.95))
 }
 
 /// Makes a repository `source` of 1,500 small files.
@@ -232,38 +233,38 @@ pub(super) const REPOSITORY: &str = "git init -q source && cd source && for d in
 /// A clone of a repository with 1,500 small files.
 pub(super) async fn clone(config: &Config) -> Result<Row, Error> {
     progress("a git clone");
-    let place = Place::new(config, "clone").await?;
-    let runtime = place.runtime()?;
-    on_host(&place.directory, REPOSITORY)?;
-    let source = place.directory.join("source");
+    let workspace = Workspace::new(config, "clone").await?;
+    let runtime = workspace.runtime()?;
+    on_host(&workspace.directory, REPOSITORY)?;
+    let source = workspace.directory.join("source");
     let line = |from: &str, to: &str| {
         format!("rm -rf {to} && git -c safe.directory='*' clone -q file://{from} {to}")
     };
     let safe = "git config --global --add safe.directory '*'";
     let id = sandbox(runtime, &source).await?;
     inside(runtime, &id, safe).await?;
-    let (mut there, mut here) = (Samples::default(), Samples::default());
+    let (mut sandboxed, mut host) = (Samples::default(), Samples::default());
     for _ in 0..ROUNDS * 3 {
         inside(runtime, &id, "rm -rf /home/user/work").await?;
         let begin = Instant::now();
         inside(runtime, &id, &line("/source", "/home/user/work")).await?;
-        there.add(begin);
-        on_host(&place.directory, "rm -rf work")?;
+        sandboxed.add(begin);
+        on_host(&workspace.directory, "rm -rf work")?;
         let begin = Instant::now();
         on_host(
-            &place.directory,
+            &workspace.directory,
             &line(&source.display().to_string(), "work"),
         )?;
-        here.add(begin);
+        host.add(begin);
     }
-    place.close().await?;
-    Ok(compare("git clone, 1,500 files", &there, &here, 0.6))
+    workspace.close().await?;
+    Ok(compare("git clone, 1,500 files", &sandboxed, &host, 0.6))
 }
 
-/// A file whose pages fill the memory that is free, until it is dropped.
+/// A file that fills free memory with page cache; removed on drop.
 ///
-/// A virtual machine gives back what it frees, and gets it again page by page: the same `cp` then takes a third of a second or
-/// three. On a machine whose memory is full of files, as it is after some days, there is next to nothing to give back.
+/// A virtual machine with a balloon returns free memory to its host and gets it back page by page: the same `cp` takes 0.3 s
+/// or 3 s. A machine that has run for days has little free memory, because the page cache uses it.
 pub(super) struct Filler {
     path: PathBuf,
     size: u64,
@@ -277,13 +278,13 @@ impl Filler {
         }
     }
 
-    /// Makes a large copy's place free, and fills the memory that it had.
+    /// Removes a large copy, and fills the memory that its pages used.
     pub(super) fn free(&mut self, copy: &Path) -> Result<(), Error> {
-        const LEFT: u64 = 256 << 20;
+        const REMAINING_BYTES: u64 = 256 << 20;
         let _ = fs::remove_file(copy);
         rustix::fs::sync();
         let free = super::latency::kilobytes("/proc/meminfo", "MemFree:") << 10;
-        let more = free.saturating_sub(LEFT);
+        let more = free.saturating_sub(REMAINING_BYTES);
         let filled = || {
             let options = File::options()
                 .create(true)
@@ -307,47 +308,50 @@ impl Drop for Filler {
     }
 }
 
-/// A file of 1 GB in and out against `cp`.
+/// A file of 1 GB into a sandbox and back, compared with `cp`.
 pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
     progress("a file of 1 GB");
-    let place = Place::beside(config, "transfer").await?;
-    let runtime = place.runtime()?;
-    on_host(&place.directory, "head -c 1000000000 /dev/urandom > big")?;
-    let big = place.directory.join("big");
-    let mut filler = Filler::new(&place.directory);
-    let (mut copy, mut there, mut back) =
+    let workspace = Workspace::beside(config, "transfer").await?;
+    let runtime = workspace.runtime()?;
+    on_host(
+        &workspace.directory,
+        "head -c 1000000000 /dev/urandom > big",
+    )?;
+    let big = workspace.directory.join("big");
+    let mut filler = Filler::new(&workspace.directory);
+    let (mut copy, mut upload, mut download) =
         (Samples::default(), Samples::default(), Samples::default());
     let caller = RunAs::default();
     let open = |path: &Path| File::open(path).map_err(|error| failed("open the file", &error));
     for _ in 0..3 {
-        // A sandbox each time: what was written before must not slow down what comes after.
+        // A new sandbox per round: earlier writes must not slow down later ones.
         let id = runtime.create(SandboxSpec::default()).await?.id;
-        filler.free(&place.directory.join("copy"))?;
+        filler.free(&workspace.directory.join("copy"))?;
         let begin = Instant::now();
-        on_host(&place.directory, "cp big copy")?;
+        on_host(&workspace.directory, "cp big copy")?;
         copy.add(begin);
-        filler.free(&place.directory.join("copy"))?;
+        filler.free(&workspace.directory.join("copy"))?;
         let begin = Instant::now();
         let mut writer = runtime
             .write_file(&id, &caller, b"big", WriteOptions::default())
             .await?;
         writer.splice_from(open(&big)?).await?;
         writer.commit().await?;
-        there.add(begin);
-        filler.free(&place.directory.join("back"))?;
+        upload.add(begin);
+        filler.free(&workspace.directory.join("back"))?;
         let begin = Instant::now();
         let reader = runtime.read_file(&id, &caller, b"big").await?;
-        let file = File::create(place.directory.join("back"))
+        let file = File::create(workspace.directory.join("back"))
             .map_err(|error| failed("make a file", &error))?;
         reader.splice_to(file).await?;
-        back.add(begin);
-        on_host(&place.directory, "cmp big back && rm -f back")?;
+        download.add(begin);
+        on_host(&workspace.directory, "cmp big back && rm -f back")?;
         runtime.delete(&id).await?;
     }
     drop(filler);
-    place.close().await?;
+    workspace.close().await?;
     Ok(vec![
-        compare("1 GB in, against cp", &there, &copy, 0.5),
-        compare("1 GB out, against cp", &back, &copy, 0.5),
+        compare("1 GB in, against cp", &upload, &copy, 0.5),
+        compare("1 GB out, against cp", &download, &copy, 0.5),
     ])
 }

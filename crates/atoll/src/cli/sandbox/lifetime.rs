@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::super::server_args::text;
-use super::span;
+use super::list::span;
 
 /// The `ENDS` column: `in 4m10s, stop`; `-` if its lifetime has no end.
 pub(crate) fn until(sandbox: &Value) -> String {

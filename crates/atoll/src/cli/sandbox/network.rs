@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::super::print_line;
-use super::super::server_args::{Remote, below, find, print_json, text};
+use super::super::server_args::{ServerArgs, below, find, print_json, text};
 use crate::config::Config;
 
 /// Show the network and the network rules of a sandbox, or replace them.
@@ -29,16 +29,13 @@ pub(crate) struct Rules {
     /// Refuse connections to these addresses, except those that --allow names.
     #[arg(long, value_name = "RULE")]
     deny: Vec<NetworkRule>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 impl Rules {
     pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
-        let network = self.remote.with(config, async |client| {
+        let network = self.server.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             let path = below(&id, &["network"]);
             if let Some(body) = self.body() {
@@ -48,7 +45,7 @@ impl Rules {
             }
             client.send_json(&Request::get(path)).await
         })?;
-        if self.json {
+        if self.server.json {
             return print_json(&network);
         }
         print_line(&describe(&network));

@@ -8,8 +8,9 @@ use clap::{ArgGroup, Args};
 use serde_json::{Map, Value, json};
 
 use super::super::print_line;
-use super::super::server_args::{Remote, below, find, print_json, text};
-use super::{End, mebibytes, pairs, seconds};
+use super::super::server_args::{ServerArgs, below, find, print_json, text};
+use super::create::{End, pairs, seconds};
+use super::size::mebibytes;
 use crate::config::Config;
 
 /// Change settings of a sandbox, also while it runs, and print its id. Other settings keep their
@@ -71,11 +72,8 @@ pub(crate) struct Patch {
     /// Refuse commands and file calls while the sandbox is paused.
     #[arg(long, conflicts_with = "auto_resume")]
     no_auto_resume: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 impl Patch {
@@ -85,11 +83,11 @@ impl Patch {
             .timeout
             .map(|time| seconds("timeout", time))
             .transpose()?;
-        let sandbox = self.remote.with(config, async |client| {
+        let sandbox = self.server.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             change(client, &id, &body, timeout).await
         })?;
-        if self.json {
+        if self.server.json {
             return print_json(&sandbox);
         }
         print_line(text(&sandbox, "sandboxID"));

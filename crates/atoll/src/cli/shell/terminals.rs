@@ -9,9 +9,12 @@ use clap::{Args, Subcommand};
 use comfy_table::Table;
 use serde_json::Value;
 
+use crate::cli::borderless_table;
 use crate::cli::commands::command_line;
 use crate::cli::sandbox::since;
-use crate::cli::server_args::{Remote, below, each, find, print_json, shortened, text};
+use crate::cli::server_args::{
+    Remote, ServerArgs, below, each, find, print_each, print_json, shortened, text,
+};
 use crate::cli::{block_on, print_line};
 use crate::config::Config;
 
@@ -37,11 +40,8 @@ pub(crate) struct Ls {
     /// Print only the ids of terminals.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    remote: Remote,
+    server: ServerArgs,
 }
 
 /// Close terminals and kill all their processes.
@@ -69,16 +69,14 @@ impl Terminals {
 
 impl Ls {
     fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        let all = self.remote.with(config, async |client| {
+        let all = self.server.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             list(client, &sandbox).await
         })?;
-        if self.json {
+        if self.server.json {
             print_json(&Value::Array(all))?;
         } else if self.quiet {
-            for terminal in &all {
-                print_line(text(terminal, "ptyID"));
-            }
+            print_each(&all, "ptyID");
         } else {
             print_line(&table(&all, false).to_string());
         }
@@ -129,8 +127,7 @@ async fn list(client: &Client, sandbox: &str) -> Result<Vec<Value>, Error> {
 
 /// Table of terminals, with or without numbers for a choice.
 fn table(all: &[Value], is_choice: bool) -> Table {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     let number = |number: String| is_choice.then_some(number).into_iter();
     let titles = ["ID", "STATE", "PROGRAM", "SIZE", "AGE"].map(str::to_owned);
     table.set_header(number(String::new()).chain(titles));

@@ -1,8 +1,8 @@
 //! `atoll template` for the templates of a server, where the API supports it.
 
+use crate::cli::borderless_table;
 use atoll_client::{Client, Request, path, query};
 use atoll_model::{Bytes, Error};
-use comfy_table::Table;
 use serde_json::Value;
 
 use super::super::cp::pack;
@@ -75,8 +75,7 @@ async fn list(client: &Client, json: bool) -> Result<(), Error> {
     if json {
         return print_json(&Value::Array(all));
     }
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
+    let mut table = borderless_table();
     table.set_header(["NAME", "FILES", "SIZE", "USER", "SUDO", "SOURCE"]);
     for template in &all {
         let sudo = template["sudo"].as_bool().unwrap_or(false);

@@ -70,7 +70,7 @@ pub const ROUTES: &[(&str, &str, Needs)] = &[
     ("PUT", "/sandboxes/ID/files/archive?path=d", Needs::All),
     ("POST", "/sandboxes/ID/files/download-url", Needs::Read),
     ("POST", "/sandboxes/ID/files/upload-url", Needs::All),
-    // These need a signature and nothing else.
+    // These routes need only a signature.
     ("GET", DOWNLOAD, Needs::Signature),
     ("PUT", UPLOAD, Needs::Signature),
     ("POST", "/sandboxes/ID/files/mkdir", Needs::All),
@@ -104,7 +104,7 @@ pub const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Read),
     ("PATCH", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Admin),
     ("DELETE", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Admin),
-    // Last: it takes the sandbox away.
+    // This route is last, because it deletes the sandbox.
     ("DELETE", "/sandboxes/ID", Needs::All),
 ];
 
@@ -216,7 +216,7 @@ async fn every_route_refuses_unauthorized_callers() {
                 "{method} {path}"
             );
             assert_eq!(found.0, 404, "{method} {path} {found:?}");
-            // To the letter, but for the name of the request.
+            // The bodies are identical except for the request id.
             let text = async |path: &str| {
                 let mut body = foreign.get(path).await.json();
                 body["request_id"] = Value::Null;
@@ -273,7 +273,7 @@ async fn every_route_refuses_unauthorized_callers() {
             );
         }
     }
-    // A key no more powerful than its maker.
+    // A key cannot have a wider scope than the key that creates it.
     let made = user
         .post("/keys", &json!({ "name": "a", "scope": "admin" }))
         .await;

@@ -56,7 +56,7 @@ async fn archived_directory_round_trips() {
     );
     assert!(from.lines().count() > 9, "{from}");
     assert_eq!(from, to);
-    // Two names of one file are that again.
+    // Two hard links of one file stay hard links.
     let inodes = client.line(&id, "stat -c %i to/a to/sub/again").await;
     let inodes: Vec<&str> = inodes.lines().collect();
     assert_eq!(inodes[0], inodes[1]);
@@ -206,7 +206,7 @@ async fn d07_an_archive_stays_in_its_directory() {
         };
         assert_eq!(found, expected, "{who}");
     }
-    // A link that was there and leads out is not followed either.
+    // An existing link that leads out is not followed either.
     let response = unpack(
         &client,
         &id,
@@ -271,7 +271,7 @@ async fn d02_unpacking_does_not_follow_swapped_links() {
         .line(&id, "mkdir -p t/d out && ln -s ../out t/link")
         .await;
     let swap = json!({ "background": true, "timeout": 0,
-        // A `d` that was made while there was none is taken away: it would keep the link from its place.
+        // A directory `d` that an upload created is removed: it would prevent the rename of the link.
         "cmd": "cd t; while :; do mv -T d e; mv -T link d; mv -T d link; rm -rf d; mv -T e d; done 2>/dev/null" });
     let path = format!("/sandboxes/{id}/commands");
     let begun = client.post(&path, &swap).await;

@@ -59,7 +59,7 @@ async fn backup_taken_under_load_restores_a_complete_server() {
     }
     done.store(true, Ordering::Release);
     assert!(load.await.unwrap() > 0);
-    // For root alone, and never over anything.
+    // A backup is readable by root only, and never overwrites a directory.
     let mode = std::fs::metadata(&target).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
     let again = backup();
@@ -70,7 +70,7 @@ async fn backup_taken_under_load_restores_a_complete_server() {
         .collect();
     assert_eq!(left.len(), 1, "{left:?}");
 
-    // Another machine: only the backup is there.
+    // On another machine, only the backup exists.
     let elsewhere = Scratch::new();
     private(&elsewhere.join("data"));
     let signs = |data: &std::path::Path| std::fs::read(data.join("signing.key")).unwrap();
@@ -91,7 +91,7 @@ async fn backup_taken_under_load_restores_a_complete_server() {
         (&info["state"], &info["error"]),
         (&json!("failed"), &json!("its files are gone"))
     );
-    // It can only be read and deleted; other calls fail with an error that explains it.
+    // The sandbox can only be read and deleted; other calls fail with an explanation.
     for verb in ["start", "stop", "pause", "resume", "restart"] {
         let path = format!("/sandboxes/kept/{verb}");
         let refused = client.post(&path, &json!({})).await;

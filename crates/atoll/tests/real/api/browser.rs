@@ -135,7 +135,7 @@ async fn cross_origin_pages_are_blocked_unless_listed() {
     let spell = |attempt: &str| attempt.replace("HERE", &url).replace("ID", &id);
 
     let mut browser = Chromium::start().await;
-    // Another site, another port of this machine, and this machine by a name that only looks like it.
+    // Another site, another port of this machine, and a host name that resembles this machine's.
     for place in ["evil.example", "localhost", "127.0.0.1"] {
         let page = browser.open(&format!("http://{place}:{port}/")).await;
         for (name, attempt) in ATTEMPTS {
@@ -165,7 +165,7 @@ async fn cross_origin_pages_are_blocked_unless_listed() {
     assert_eq!(result, 421);
     assert_eq!(state(&client, &id).await, before);
 
-    // A file is kept, not shown.
+    // Files are sent as attachments.
     let result = browser
         .go(&page, &format!("{url}/sandboxes/{id}/files?path=page.html"))
         .await;
@@ -185,7 +185,7 @@ fn promise(attempt: &str) -> String {
     format!("Promise.resolve().then(() => {attempt})")
 }
 
-/// The page of a listed origin can do what the API can.
+/// A page of a listed origin can use the whole API.
 async fn listed(browser: &mut Chromium, friend: &str, url: &str, id: &str) {
     let page = browser.open(friend).await;
     let mut ask = async |expression: &str| {
@@ -201,7 +201,7 @@ async fn listed(browser: &mut Chromium, friend: &str, url: &str, id: &str) {
     assert_eq!(ask(written).await, 200);
     let read = "fetch('HERE/sandboxes/ID/files?path=from-a-page').then(async got => [await got.text(), got.headers.get('x-file-size')])";
     assert_eq!(ask(read).await, json!(["x", "1"]));
-    // A refusal can be read too.
+    // Error responses have CORS headers too.
     let refused =
         "fetch('HERE/sandboxes/no-such').then(async got => [got.status, (await got.json()).code])";
     assert_eq!(ask(refused).await, json!([404, "SANDBOX_NOT_FOUND"]));

@@ -89,7 +89,7 @@ async fn every_case_gets_its_expected_response() {
                 "{context}"
             );
             assert!(!body["error"].as_str().unwrap().is_empty(), "{context}");
-            // Remedies are in words of HTTP: a caller may have neither the command line nor a shell.
+            // Remedies name HTTP requests: a caller may have neither the command line nor a shell.
             let remedy = body["remedy"].as_str().unwrap_or_default();
             for word in ["atoll ", "curl", "--"] {
                 assert!(!remedy.contains(word), "{context}");

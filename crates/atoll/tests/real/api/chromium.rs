@@ -140,7 +140,7 @@ impl Chromium {
             .tell(Some(tab), "Page.navigate", json!({ "url": url }))
             .await;
         let shown = gone["errorText"].is_null() && gone["isDownload"] != true;
-        // The page before it is there for some time yet, and would answer in its stead.
+        // The previous page exists for some time, and would respond instead.
         if let (true, Some(load)) = (shown, gone["loaderId"].as_str()) {
             let loaded = async {
                 while !self.loaded.remove(load) {
@@ -165,7 +165,7 @@ impl Chromium {
         response["result"]["value"].clone()
     }
 
-    /// Makes a page as wide as a telephone.
+    /// Sets the width of the page to that of a phone.
     pub async fn narrow(&mut self, tab: &Tab, width: u32) {
         let size = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": true });
         self.tell(Some(tab), "Emulation.setDeviceMetricsOverride", size)
@@ -230,7 +230,7 @@ pub async fn serve(scripts: Option<PathBuf>) -> u16 {
             tokio::spawn(async move {
                 let mut request = Vec::new();
                 while !request.ends_with(b"\r\n\r\n") {
-                    // A browser opens some that it may not need.
+                    // A browser may open connections that it does not use.
                     let Ok(1..) = stream.read_buf(&mut request).await else {
                         return;
                     };
@@ -252,7 +252,7 @@ pub async fn serve(scripts: Option<PathBuf>) -> u16 {
                 let head = format!("{head}\r\ncontent-length: {}\r\n\r\n", body.len());
                 let _ = stream.write_all(head.as_bytes()).await;
                 let _ = stream.write_all(&body).await;
-                // Closed before the other end is, it could take back what was written.
+                // A close with unread input would reset the connection and discard the response.
                 let _ = stream.shutdown().await;
                 while let Ok(1..) = stream.read_buf(&mut Vec::new()).await {}
             });

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use crate::harness::{DEADLINE, World, binary, private};
 use crate::restart::keeper;
 
-/// The process, with a data directory of its own and the templates that all tests share.
+/// The process, with its own data directory and the templates that all tests share.
 #[derive(Debug)]
 pub struct Server {
     /// Removed with it.
@@ -79,7 +79,7 @@ impl Server {
 
     /// Starts a server on the existing data directory `data` in `scratch`.
     pub async fn start_in(scratch: Scratch, words: &[&str]) -> Self {
-        // Makes the templates.
+        // Creates the templates.
         World::open().await.close().await;
         let flags: Vec<String> = words.iter().map(ToString::to_string).collect();
         let data = scratch.join("data");
@@ -192,6 +192,14 @@ impl Server {
         (self.child, self.places) = spawn(before(&self.words), &self.data, &self.flags);
     }
 
+    /// Asserts that a sandbox runs, and that its file `~/f` still contains `kept`.
+    pub async fn assert_continues(&self, id: &str) {
+        let client = self.client();
+        let info = client.get(&format!("/sandboxes/{id}")).await.json();
+        assert_eq!(info["state"], "running", "{info}");
+        assert_eq!(client.line(id, "cat ~/f").await, "kept\n");
+    }
+
     /// Kills the server and starts another build of the binary.
     pub fn kill_and_start_build(&mut self, build: &Path) {
         self.child.kill().unwrap();
@@ -205,7 +213,7 @@ impl Server {
         self.kill_and_start();
     }
 
-    /// Asks it to end, and waits.
+    /// Sends SIGTERM and waits for the exit.
     pub fn end(&mut self) {
         rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
         assert!(self.child.wait().unwrap().success());
@@ -221,7 +229,7 @@ impl Server {
         self.end_and_clear();
     }
 
-    /// Ends it when it has no sandboxes any more, and takes away what lasts.
+    /// Ends a server without sandboxes, and removes its persistent objects.
     pub fn end_and_clear(mut self) {
         self.end();
         clear(&self.data());
@@ -238,7 +246,7 @@ impl Drop for Server {
                 "the server's log:\n{}",
                 excerpt(&self.log())
             );
-            // Its sandboxes would outlive the test.
+            // Otherwise the sandboxes would outlive the test.
             let tag = std::fs::read_to_string(self.data().join("tag")).unwrap_or_default();
             if let Some(keeper) = keeper(&tag).and_then(rustix::process::Pid::from_raw) {
                 let _ = rustix::process::kill_process(keeper, rustix::process::Signal::KILL);
@@ -259,7 +267,7 @@ fn excerpt(log: &str) -> String {
     shown.join("\n")
 }
 
-/// Takes away what lasts of a server that has ended and has no sandboxes.
+/// Removes persistent objects of a server that has ended and has no sandboxes.
 pub fn clear(data: &Path) {
     let tag = std::fs::read_to_string(data.join("tag")).unwrap();
     let facts = atoll_jail::facts::Facts::read();
@@ -300,7 +308,7 @@ fn spawn(mut command: Command, data: &Path, flags: &[String]) -> (Child, [String
             "ATOLL_TEMPLATES_DIR",
             crate::harness::data().join("templates"),
         )
-        // Tests of an image say so by a flag; the default has tests of its own.
+        // Tests with an image pass a flag; the default storage has its own tests.
         .env("ATOLL_STORAGE", "plain")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -403,7 +411,7 @@ impl Client {
         }
     }
 
-    /// Sends a request; the answer's body is still to come.
+    /// Sends a request; returns the response before its body.
     pub async fn open(
         &self,
         method: &str,
@@ -471,7 +479,7 @@ impl Client {
         answer.unwrap()
     }
 
-    /// Posts something to a server that may be killed meanwhile; nothing if no whole answer came.
+    /// Sends a POST to a server that may be killed meanwhile; `None` without a complete response.
     pub async fn attempt(
         &self,
         method: &str,
@@ -508,7 +516,19 @@ impl Client {
         self.send("POST", path, &headers, body.to_string()).await
     }
 
-    /// The answers to the same request, many times at once.
+    /// Sends concurrent creates, and returns the number of those that succeed; the others exceed a quota.
+    pub async fn count_created(&self, path: &str, body: &Value, times: usize) -> usize {
+        let answers = self.post_at_once(path, body, times).await;
+        let (created, refused): (Vec<_>, Vec<_>) =
+            answers.iter().partition(|answer| answer.status == 201);
+        for answer in refused {
+            let error = (answer.status, answer.refusal().1);
+            assert_eq!(error, (429, "QUOTA_EXCEEDED".to_owned()));
+        }
+        created.len()
+    }
+
+    /// Responses to concurrent copies of one request.
     pub async fn post_at_once(&self, path: &str, body: &Value, times: usize) -> Vec<Answer> {
         let asking = (0..times).map(|_| {
             let (client, path, body) = (self.clone(), path.to_owned(), body.clone());
@@ -521,7 +541,7 @@ impl Client {
         answers
     }
 
-    /// Makes a sandbox; its id.
+    /// Creates a sandbox and returns its id.
     pub async fn sandbox(&self, body: &Value) -> String {
         let answer = self.post("/sandboxes", body).await;
         assert_eq!(answer.status, 201, "{answer:?}");

@@ -97,7 +97,7 @@ async fn clock_change_while_the_server_is_down_expires_nothing() {
             assert_eq!(state(&client, id).await, "running");
         }
         assert_eq!(state(&client, &stopped).await, "stopped");
-        // Neither is history forgotten.
+        // History is not deleted either.
         let session = client.get(&format!("/sessions/{gone}")).await;
         assert_eq!(session.json()["commandCount"], 1, "{session:?}");
         server.close().await;

@@ -57,7 +57,7 @@ async fn idle_clients_are_disconnected_without_delaying_others() {
     for stream in &mut quiet {
         assert!(!rest(stream).await.contains("200"));
     }
-    // Bodies that never come, or not whole.
+    // Bodies that never arrive, or only in part.
     let key = client.key.clone().unwrap();
     let head = |line: &str| {
         format!(
@@ -91,7 +91,7 @@ async fn slow_clients_that_keep_sending_are_served() {
     );
     stream.write_all(head.as_bytes()).await.unwrap();
     for byte in b"slow" {
-        // Longer in all than it may be quiet.
+        // The whole body takes longer than the timeout between two parts.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         stream.write_all(&[*byte]).await.unwrap();
     }
@@ -168,9 +168,9 @@ async fn keep_alive_connections_outlive_the_client_timeout() {
     let client = server.client();
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     ask_with_key(&mut stream, &client).await;
-    // Longer than a head may take, and not longer than a connection is kept.
+    // Longer than the head timeout, shorter than the idle timeout.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    // The server's idle time begins after this.
+    // The idle timeout begins after this response.
     let idle = std::time::Instant::now();
     ask(&mut stream).await;
     assert_eq!(rest(&mut stream).await, "");
@@ -362,7 +362,7 @@ async fn refused_websockets_make_room_for_clients_with_a_key() {
     let rounds = async {
         let mut refused = Vec::new();
         while !server.log().contains("connection limit reached") {
-            // One after the other: each is refused before the next comes, and only such ones are open.
+            // Sequentially: each connection is refused before the next one is opened.
             for _ in 0..PLACES {
                 let mut stream = TcpStream::connect(server.address()).await.unwrap();
                 let request = b"GET /events HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
@@ -437,7 +437,7 @@ async fn keyless_idle_connections_do_not_block_new_clients_heavy() {
         }
         let id = client.sandbox(&json!({ "timeout": 0 })).await;
         assert_eq!(client.line(&id, "echo works").await, "works\n");
-        // Further ones close older ones, but not one over which a key came.
+        // New connections close older ones, but none that carried a valid key.
         for _ in 0..OPEN_FILES / 2 {
             idle.push(TcpStream::connect(server.address()).await.unwrap());
         }
@@ -463,7 +463,7 @@ async fn port_visitors_leave_descriptors_for_the_operator_heavy() {
     let server = with_open_files(OPEN_FILES).await;
     let client = server.client();
     let (id, _) = crate::e2b::sandbox(&client).await;
-    // A server that takes connections and never answers.
+    // A server that accepts connections and never responds.
     let program = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8000)); s.listen(4096); time.sleep(600)";
     let serve = json!({ "cmd": "python3", "args": ["-c", program], "background": true });
     let begun = client
@@ -481,7 +481,7 @@ async fn port_visitors_leave_descriptors_for_the_operator_heavy() {
         stream.write_all(request.as_bytes()).await.unwrap();
         visitors.push(stream);
     }
-    // The last ones are refused; the server is done with them when one gets its response.
+    // The last connections are refused, all of them once one has its response.
     let refused = rest_of_head(visitors.last_mut().unwrap()).await;
     assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
     let requests = async {
@@ -517,7 +517,7 @@ async fn with_open_files(limit: usize) -> Server {
     Server::at(scratch, data, words, flags.into())
 }
 
-/// The operator's socket answers a request.
+/// Asserts that the operator's socket responds.
 async fn operator_answers(server: &Server) {
     let socket = server.data().join("run/api.sock");
     let mut operator = UnixStream::connect(socket).await.unwrap();
@@ -533,7 +533,7 @@ fn dropped(stream: &TcpStream) -> bool {
     let (here, there) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
     let hex = |port: u16| format!(":{port:04X}");
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    // Its end, seen from the server, while that is open.
+    // The server's end of the connection, while it is open.
     !table.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ours = |word: &str, port: u16| word.ends_with(&hex(port));

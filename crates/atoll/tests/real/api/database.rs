@@ -110,10 +110,7 @@ async fn foreign_database_stops_the_start_without_changes() {
     }
     assert_eq!(doctor(&data, "database")["ok"], true);
     server.kill_and_start();
-    let client = server.client();
-    let info = client.get(&format!("/sandboxes/{id}")).await.json();
-    assert_eq!(info["state"], "running", "{info}");
-    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.assert_continues(&id).await;
     server.close().await;
 }
 
@@ -161,10 +158,7 @@ async fn damaged_database_stops_the_start_and_spares_sandboxes() {
         fs::write(&database, &good).unwrap();
     }
     server.kill_and_start();
-    let client = server.client();
-    let info = client.get(&format!("/sandboxes/{id}")).await.json();
-    assert_eq!(info["state"], "running", "{info}");
-    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.assert_continues(&id).await;
     server.close().await;
 }
 
@@ -216,7 +210,7 @@ async fn admin_key_missing_from_the_database_is_replaced() {
         lost
     );
     assert_eq!(server.client().get("/sandboxes").await.status, 200);
-    // The same key is kept from now on, and the server creates none after the operator removed it.
+    // The key file is not replaced later, and not created again after the operator removed it.
     server.kill_and_start();
     assert_eq!(fs::read_to_string(data.join("admin.key")).unwrap(), made);
     fs::remove_file(data.join("admin.key")).unwrap();
@@ -241,7 +235,7 @@ async fn database_without_an_instance_id_is_adopted() {
     assert_eq!(client.line(&id, "echo on").await, "on\n");
     let after = fs::read_to_string(&instance).unwrap();
     assert_ne!(after, before);
-    // An old backup knows no instance; it is this one's now.
+    // A database of an old version has no instance id; the server stores this one.
     server.end();
     server.sql("DELETE FROM instance");
     server.kill_and_start();
@@ -269,7 +263,7 @@ async fn adopt_orphans_flag_adopts_orphaned_sandboxes() {
     server.kill_and_start_with(&["--adopt-orphans"]);
     let stranger = server.client().with_key(Some(lost.trim()));
     assert_eq!(stranger.get("/sandboxes").await.status, 401);
-    // They are as good as others from now on.
+    // The adopted sandboxes work like others.
     for flags in [["--adopt-orphans"].as_slice(), &[]] {
         server.kill_and_start_with(flags);
         let client = server.client();
@@ -306,7 +300,7 @@ async fn backup_replaces_a_lost_database() {
     };
     let made = run(&["backup"]);
     assert!(made.status.success(), "{}", output_text(&made));
-    // Not under a server that runs.
+    // A restore under a running server is refused.
     let busy = run(&["backup", "restore"]);
     assert!(
         output_text(&busy).contains("is served by process"),
@@ -319,7 +313,7 @@ async fn backup_replaces_a_lost_database() {
     let former = fs::read(data.join("atoll.db")).unwrap();
     // A leftover write-ahead log that would damage the restored database.
     fs::write(data.join("atoll.db-wal"), "stale").unwrap();
-    // Nor into the data directory of another instance.
+    // So is a restore into the data directory of another instance.
     let instance = data.join("instance-id");
     let ours = fs::read_to_string(&instance).unwrap();
     fs::write(&instance, "inst_aaaaabbbbbcccccddddd").unwrap();

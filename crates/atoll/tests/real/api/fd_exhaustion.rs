@@ -59,7 +59,7 @@ async fn g04_descriptor_shortage_yields_success_or_an_error_heavy() {
             spare(&server, Some(left));
             let request = known.ask(method, &path, body.to_owned());
             let answer = tokio::time::timeout(DEADLINE, request).await;
-            // Background work after a response lacks descriptors too.
+            // Background work after a response fails without descriptors too.
             let other = known.ask("GET", &here, "").await.unwrap();
             spare(&server, None);
             let answer = answer.unwrap().unwrap();

@@ -22,7 +22,7 @@ const CALLS: &[(&str, &str)] = &[
     ("POST", "files/copy"),
 ];
 
-/// Asks all of that; nothing may take long, and nothing may fail on our side.
+/// Sends all requests; none may take long or fail with an internal error.
 async fn ask_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Bytes)> {
     let mut answers = Vec::new();
     for (method, call) in CALLS {
@@ -41,7 +41,7 @@ async fn ask_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Byt
     answers
 }
 
-/// Every way that moves, takes away or watches one, as root of the sandbox.
+/// Every route that moves, removes or watches a path, as root of the sandbox.
 async fn change_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Bytes)> {
     let body = |more: Value| {
         let mut body = json!({ "path": path, "user": "root", "authority": "root" });
@@ -126,7 +126,7 @@ async fn d01_d03_paths_never_leave_the_sandbox() {
     assert_eq!(std::fs::read_to_string(canary).unwrap(), "the host's");
     let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(canary).unwrap());
     assert_eq!(owner, 0);
-    // The sandbox's own shadow is its root's.
+    // The sandbox's own `/etc/shadow` belongs to its root.
     let shadow = format!("/sandboxes/{id}/files?path=/home/user/w/shadow");
     assert_eq!(client.get(&shadow).await.refusal().1, "PERMISSION_DENIED");
     let own = client.get(&format!("{shadow}&user=root")).await;
@@ -167,7 +167,7 @@ async fn d05_devices_and_fifos_are_refused() {
             );
         }
     }
-    // In the way of an archive or a search they are passed over.
+    // Archives and searches skip them.
     let packed = client
         .get(&format!("/sandboxes/{id}/files/archive?path=odd"))
         .await;
@@ -283,7 +283,7 @@ async fn directory_watch_reports_changes() {
     here.wait("create", "new").await;
     let data = here.wait("rename", "moved").await;
     assert_eq!(data["from"], "there");
-    // The directory goes: one watch ends, and says why.
+    // The directory is removed: its watch ends with the reason.
     client.line(&id, "mv w gone").await;
     let last = async |events: &mut Events| {
         let mut last = None;
@@ -378,7 +378,7 @@ async fn files_are_found_by_name_and_content() {
     let (places, truncated, _) = search("content=needle&limit=10").await;
     assert_eq!((places.len(), truncated), (10, true));
     assert_eq!(search("content=no+such+thing").await.0.len(), 0);
-    // The whole machine's tree, kernel files included, comes to an end.
+    // A search of the whole tree, with kernel files, terminates.
     let all = client
         .get(&format!(
             "/sandboxes/{id}/files/search?path=/&content=needle&limit=1000"

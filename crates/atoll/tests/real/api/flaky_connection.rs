@@ -203,7 +203,7 @@ async fn events_are_delivered_exactly_once() {
             assert_eq!(direct.delete(&path).await.status, 204);
         }
     });
-    // From the first to the last, however often the line breaks meanwhile.
+    // All events arrive, however often the connection breaks.
     let all = async |client: &Client| {
         let (mut heard, mut cursor) = (Vec::new(), "0".to_owned());
         let mut take = |event: &Value| {

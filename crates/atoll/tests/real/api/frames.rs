@@ -46,7 +46,7 @@ fn frame(first: u8, length: usize, payload: &[u8]) -> Vec<u8> {
 /// Sends bytes and reads until the connection ends. Returns the close code.
 async fn code(mut stream: TcpStream, bytes: &[u8]) -> u16 {
     let (mut reader, mut writer) = stream.split();
-    // It may be refused before all of it is sent.
+    // The server may reject the frame before all of it is sent.
     let saying = async { writer.write_all(bytes).await.is_ok() };
     let hearing = async {
         let mut all = Vec::new();
@@ -109,7 +109,7 @@ async fn invalid_websocket_frames_are_refused_by_close_code() {
             assert_eq!(code, *expected, "{what} to {path}");
         }
     }
-    // A tunnel takes less.
+    // A tunnel accepts smaller frames only.
     let bytes = frame(LAST | BINARY, part.len() + 1, &whole[..=part.len()]);
     assert_eq!(code(open(&client, &tunnel).await, &bytes).await, 1009);
     server.close().await;

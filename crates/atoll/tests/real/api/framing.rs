@@ -164,7 +164,7 @@ async fn malformed_heads_are_refused_over_tcp_and_unix_socket() {
     refuses_all(tcp, &envd, "502").await;
     let port = format!("Host: 8000-{id}.{DOMAIN}\r\n");
     refuses_all(tcp, &port, "502").await;
-    // The listener for metrics, which has no route for health.
+    // The metrics listener, which has no health route.
     let metrics = async || TcpStream::connect(server.metrics_address()).await.unwrap();
     refuses_all(metrics, "Host: localhost\r\n", "404").await;
     // Other requests continue to work.
@@ -224,7 +224,7 @@ async fn malformed_chunks_fail_the_request_and_close_the_connection() {
         for split in [put.len(), put.len() + 2] {
             let bytes = format!("{put}{body}{NEXT}");
             let mut stream = tcp().await;
-            // A chunk that never ends takes the rest of the connection; its client closes it.
+            // A chunk without an end consumes the rest of the connection, which the client closes.
             if name == "the largest size" {
                 stream.write_all(bytes.as_bytes()).await.unwrap();
                 stream.shutdown().await.unwrap();

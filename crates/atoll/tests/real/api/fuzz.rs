@@ -25,7 +25,7 @@ async fn fuzzed_requests_match_the_openapi_document() {
     let sandbox = admin
         .sandbox(&json!({ "alias": "fuzzed", "timeout": 0 }))
         .await;
-    // Runs as long as its input is open. Without one it ends at once: schemathesis repeats what it finds in answers.
+    // Runs until its standard input is closed, or ends at once without one: schemathesis sends ids from responses.
     let begun = json!({ "cmd": "cat", "background": true, "openStdin": true, "tag": "fuzzed" });
     let begun = admin.post("/sandboxes/fuzzed/commands", &begun).await;
     assert_eq!(begun.status, 202, "{begun:?}");
@@ -45,7 +45,7 @@ async fn fuzzed_requests_match_the_openapi_document() {
     std::fs::write(&file, settings).unwrap();
 
     let mut command = Command::new(schemathesis());
-    // Its cache is removed with the server's directory.
+    // The cache of schemathesis is removed with the server's directory.
     command.current_dir(server.data());
     command.arg("--config-file").arg(&file);
     let seed = std::env::var("ATOLL_FUZZ_SEED").unwrap_or_else(|_| "4".to_owned());

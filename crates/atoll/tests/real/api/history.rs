@@ -56,7 +56,7 @@ async fn command_history_outlives_the_sandbox() {
         (&json!(id), &json!(6), &json!(1))
     );
     assert!(info["deletedAt"].is_string());
-    // The sandbox's own id leads there too.
+    // The id of the sandbox stands for its session.
     let same = client.get(&format!("/sessions/{id}")).await.json();
     assert_eq!(same, info);
     let listed = all(&client, &path, 4).await;
@@ -78,7 +78,7 @@ async fn command_history_outlives_the_sandbox() {
     assert_eq!(
         seen,
         [
-            // Ended with its sandbox.
+            // The command ended with its sandbox.
             (137, Some(9), false),
             (0, None, false),
             (143, Some(15), false),
@@ -213,7 +213,7 @@ async fn burst_of_a_thousand_commands_is_fully_recorded() {
     }
     let path = format!("/sessions/{session}/commands");
     let living = all(&client, &path, 100).await;
-    // The store has all of them, so that most need not be remembered beside the sandbox.
+    // The store has all of them, so most are evicted from the sandbox's table.
     let remembered = format!("/sandboxes/{id}/commands");
     let forgotten = async { while all(&client, &remembered, 100).await.len() != 256 {} };
     let forgotten = tokio::time::timeout(DEADLINE, forgotten);
@@ -243,7 +243,7 @@ async fn burst_of_a_thousand_commands_is_fully_recorded() {
 /// Exit codes that clients received: by session, each command's exit code by its id.
 type ExitCodes = Arc<Mutex<BTreeMap<String, BTreeMap<String, i64>>>>;
 
-/// Runs commands in a sandbox, and in others that it makes and deletes, until the server is gone.
+/// Runs commands in a sandbox, and in others that it creates and deletes, until the server is killed.
 async fn work(client: Client, steady: String, session: String, worker: usize, received: ExitCodes) {
     let note = |session: &str, exec: &Value, code: i64| {
         let mut received = received.lock().unwrap();
@@ -301,7 +301,7 @@ async fn listed_commands_stay_listed_once_after_kills_heavy() {
     let steady = client.sandbox(&json!({ "timeout": 0 })).await;
     let session = session(&client, &steady).await;
     let received = ExitCodes::default();
-    // Different places each time, and the same ones when the test is run again.
+    // Pseudo-random kill points, the same in every run of the test.
     for moment in [130_u64, 470, 890, 1310, 1730, 2210] {
         let client = server.client();
         let workers: Vec<_> = (0..4)
@@ -423,7 +423,7 @@ async fn filtered_pages_are_full_and_the_last_has_no_cursor() {
             .collect();
         assert_eq!(ids, stopped);
     }
-    // Exactly one page is the last page.
+    // A list of exactly one page has no cursor.
     let all = client.get("/sandboxes?limit=6").await;
     assert_eq!(all.array().len(), 6);
     assert_eq!(all.headers.get("x-next-cursor"), None);

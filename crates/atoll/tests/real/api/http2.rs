@@ -12,7 +12,7 @@ use super::Server;
 use super::tls::{by_two, connect, make};
 use crate::harness::DEADLINE;
 
-// Kinds of frames.
+// Frame types.
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RESET: u8 = 3;
@@ -64,7 +64,7 @@ async fn heard(stream: &mut TlsStream<TcpStream>) -> (u8, u8, u32, Vec<u8>) {
 async fn unread_response_is_aborted_without_affecting_others() {
     let (server, trusted, _files) = start(&["--body-timeout", "3s"]).await;
     let mut stream = connect(&server, &trusted, "h2").await.unwrap();
-    // Streams have no window until one is given.
+    // SETTINGS: initial window size 0.
     stream
         .write_all(&greeting(b"\0\x04\0\0\0\0"))
         .await
@@ -119,7 +119,7 @@ async fn unread_response_is_aborted_without_affecting_others() {
     server.end_and_clear();
 }
 
-/// C09: streams that are begun and reset at once, faster than a server can answer them.
+/// C09: streams that are opened and reset immediately, faster than a server can respond.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c09_rapid_stream_resets_close_the_connection() {
     let (server, trusted, _files) = start(&[]).await;

@@ -55,14 +55,14 @@ async fn expired_sandbox_is_deleted_stopped_or_paused() {
     assert_eq!(resumed.json()["state"], "running");
     assert!(resumed.json()["endAt"].is_string());
     assert_eq!(client.line(paused, "echo on").await, "on\n");
-    // For ever is not "as long as was left".
+    // A timeout of 0 stays 0, and is not replaced by the remaining time.
     client
         .post(&format!("/sandboxes/{paused}/pause"), &json!({}))
         .await;
     let path = format!("/sandboxes/{paused}/resume");
     let resumed = client.post(&path, &json!({ "timeout": 0 })).await;
     assert!(resumed.json()["endAt"].is_null(), "{resumed:?}");
-    // A restart is a stop and a start, from wherever it is.
+    // A restart is a stop and a start, in every state.
     let path = format!("/sandboxes/{paused}/restart");
     let restarted = client.post(&path, &json!({})).await;
     assert_eq!(restarted.json()["state"], "running", "{restarted:?}");
@@ -103,16 +103,16 @@ async fn active_sandbox_does_not_become_idle() {
         client.sandbox(&request).await,
         client.sandbox(&request).await,
     );
-    // A command that runs is a use all the time.
+    // A running command counts as activity.
     let begun = json!({ "cmd": "sleep 600", "background": true, "tag": "long" });
     let begun = client
         .post(&format!("/sandboxes/{used}/commands"), &begun)
         .await;
     assert_eq!(begun.status, 202);
-    // Also one that an earlier server began.
+    // This includes a command that an earlier server started.
     server.kill_and_start();
     let client = server.client();
-    // Questions about a sandbox are no uses of it.
+    // Reading metadata does not count as activity.
     let asking = async {
         while state(&client, &idle).await != "stopped" {
             for what in ["commands", "metrics", "logs", "pty", "events"] {
@@ -130,7 +130,7 @@ async fn active_sandbox_does_not_become_idle() {
         204
     );
     becomes(&client, &used, "stopped").await;
-    // Its files are there.
+    // Its files are kept.
     let started = client
         .post(&format!("/sandboxes/{idle}/start"), &json!({}))
         .await;
@@ -193,7 +193,7 @@ async fn server_restart_makes_no_sandbox_idle() {
     let request = json!({ "timeout": 0, "idleTimeout": 600, "onIdle": "destroy" });
     let used = client.sandbox(&request).await;
     server.end();
-    // Begun long ago, and used until the server ended.
+    // Started long ago, with activity until the server ended.
     server.sql("UPDATE sandboxes SET started_at = 1, created_at = 1");
     server.kill_and_start();
     let client = server.client();
@@ -247,7 +247,7 @@ async fn one_of_many_concurrent_deletes_succeeds() {
         statuses[1..].iter().all(|status| *status == 404),
         "{statuses:?}"
     );
-    // It appears in the history.
+    // The sandbox appears in the history.
     let history = client.get("/sessions").await.array();
     assert_eq!(history[0]["sandboxID"], id);
     assert!(history[0]["deletedAt"].is_string());

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{Client, Server};
 
-/// Makes a link; its path and query.
+/// Creates a link; returns its path and query.
 async fn link(client: &Client, id: &str, kind: &str, path: &str) -> String {
     let request = json!({ "path": path, "expiresIn": 60 });
     let made = client
@@ -95,7 +95,7 @@ async fn d10_signed_link_grants_exactly_its_scope() {
     assert_eq!(keyless.send("PUT", &down, &[], "x").await.status, 405);
     assert_eq!(client.line(&id, "cat 'a b&c'").await, "one\n");
 
-    // Links outlive a server, and end with their time.
+    // Links survive a restart of the server, and expire.
     server.kill_and_start();
     let (client, keyless) = (server.client(), server.client().with_key(None));
     assert_eq!(keyless.get(&down).await.status, 200);
@@ -140,7 +140,7 @@ async fn ticket_is_valid_for_one_get_request() {
     assert_eq!(keyless.send("PUT", &path, &[], "x").await.refusal().0, 401);
     let path = format!("/tickets?ticket={one}");
     assert_eq!(keyless.post(&path, &json!({})).await.refusal().0, 401);
-    // For a WebSocket; what its maker may do.
+    // A ticket for a WebSocket has the rights of the key that created it.
     let url = format!("ws://{}/sandboxes/{id}/pty?ticket={one}", client.address);
     let (mut socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
     let close = async |socket: &mut tokio_tungstenite::WebSocketStream<_>| {
@@ -165,7 +165,7 @@ async fn ticket_is_valid_for_one_get_request() {
     let url = format!("ws://{}/sandboxes/{id}/pty?ticket={one}", client.address);
     let (mut socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
     assert_eq!(close(&mut socket).await, Some(4008));
-    // A key that is revoked takes its tickets with it.
+    // Revoking a key invalidates its tickets.
     let one = ticket(&reader).await;
     let key = format!("/keys/{}", made["keyID"].as_str().unwrap());
     assert_eq!(client.delete(&key).await.status, 204);

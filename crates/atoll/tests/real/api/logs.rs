@@ -49,7 +49,7 @@ async fn logs_page_through_all_output_across_restarts() {
     assert_eq!(all[0]["execID"], all[1]["execID"]);
     assert_ne!(all[1]["execID"], all[2]["execID"]);
     assert!(all[0]["startedAt"].as_str() < all[2]["startedAt"].as_str());
-    // The commands are there once each.
+    // Each command is listed once.
     assert_eq!(
         client.get(&format!("{path}/commands")).await.array().len(),
         5

@@ -93,7 +93,7 @@ async fn server_with_on_exit_destroy_leaves_nothing() {
     let mut server = server;
     server.end();
     assert_eq!(left(), 0);
-    // The history knows them.
+    // The history has the commands.
     server.kill_and_start();
     let client = server.client();
     assert_eq!(client.get("/sandboxes").await.array().len(), 0);
@@ -122,7 +122,7 @@ async fn server_shutdown_completes_pending_requests() {
         .await;
     let begin = std::time::Instant::now();
     tokio::task::block_in_place(|| server.end());
-    // Not before it was answered.
+    // The shutdown waited for the response.
     let answer = tokio::time::timeout(DEADLINE, waiting)
         .await
         .unwrap()
@@ -165,13 +165,10 @@ async fn unreadable_database_stops_the_start_without_changes() {
     let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(stderr.contains("database"), "{stderr}");
     assert!(std::fs::read(&records).unwrap() == broken);
-    // With its records everything is available, and continues.
+    // After the records were put back, the sandbox is available and continues.
     std::fs::write(&records, &good).unwrap();
     server.kill_and_start();
-    let client = server.client();
-    let info = client.get(&format!("/sandboxes/{id}")).await.json();
-    assert_eq!(info["state"], "running", "{info}");
-    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.assert_continues(&id).await;
     server.close().await;
 }
 
@@ -267,7 +264,7 @@ async fn stopped_sandboxes_are_deleted_after_their_retention() {
         .post(&format!("/sandboxes/{other}/stop"), &json!({}))
         .await;
     gone(&client, &other).await;
-    // For ever.
+    // A retention of 0 disables deletion.
     server.kill_and_start_with(&["--stopped-retention", "0"]);
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -367,25 +364,15 @@ async fn concurrent_requests_open_at_most_twenty_terminals() {
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     let path = format!("/sandboxes/{id}/pty");
-    let mut made = 0;
-    for answer in client.post_at_once(&path, &json!({}), 40).await {
-        if answer.status == 201 {
-            made += 1;
-        } else {
-            assert_eq!(
-                (answer.status, answer.refusal().1.as_str()),
-                (429, "QUOTA_EXCEEDED")
-            );
-        }
-    }
-    assert_eq!(made, 20);
+    let created = client.count_created(&path, &json!({}), 40).await;
+    assert_eq!(created, 20);
     let all = client.get(&path).await.array();
     assert_eq!(all.len(), 20);
-    // A freed place can be taken.
+    // A deleted terminal frees its place.
     let first = format!("{path}/{}", all[0]["ptyID"].as_str().unwrap());
     assert_eq!(client.delete(&first).await.status, 204);
     assert_eq!(client.post(&path, &json!({})).await.status, 201);
-    // Commands are no terminals.
+    // Commands do not count against the limit of terminals.
     assert_eq!(client.line(&id, "echo on").await, "on\n");
     server.close().await;
 }
@@ -435,7 +422,7 @@ fn install_script_is_complete_and_keeps_edited_config() {
     let at = |path: &str| staged.join(path.trim_start_matches('/'));
     let placed = at(prefix.join("bin/atoll").to_str().unwrap());
     let config = at("/etc/atoll/atoll.toml");
-    // The example is what a server takes.
+    // The server accepts the example configuration.
     let mut show = std::process::Command::new(&placed);
     show.args(["serve", "--print-config", "--config"])
         .arg(&config);
@@ -444,7 +431,7 @@ fn install_script_is_complete_and_keeps_edited_config() {
     install();
     assert_eq!(std::fs::read_to_string(&config).unwrap(), "dev = true\n");
     assert!(at("/etc/atoll/atoll.toml.example").is_file());
-    // systemd understands the unit, and finds the command where it will be.
+    // systemd accepts the unit, and its command exists at the installed path.
     std::os::unix::fs::symlink(at(prefix.to_str().unwrap()), &prefix).unwrap();
     let unit = at("/etc/systemd/system/atoll.service");
     let mut verify = std::process::Command::new("systemd-analyze");

@@ -74,7 +74,7 @@ async fn log_and_doctor_name_operator_allowed_addresses() {
     let mut server = Server::start_with(&words).await;
     let log = server.log();
     assert!(log.contains("10.1.2.3:443 192.168.0.0/16"), "{log}");
-    // It would turn this machine's own forwarding on.
+    // Otherwise the server would enable IP forwarding on this machine.
     let host = atoll_jail::netns::create().unwrap();
     let checks = |server: &Server| {
         let mut doctor = atoll(&["doctor", "--json"]);

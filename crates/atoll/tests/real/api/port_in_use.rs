@@ -55,7 +55,7 @@ fn end(mut child: Child) {
 }
 
 async fn place() -> Scratch {
-    // Makes the templates.
+    // Creates the templates.
     World::open().await.close().await;
     let scratch = Scratch::new();
     private(&scratch.join("data"));
@@ -76,7 +76,7 @@ async fn start_waits_for_a_port_that_becomes_free() {
     let _said = waits(&mut server);
     drop(holder);
     serves(&mut server);
-    // A killed one has its port for as long as the kernel takes to end it.
+    // A killed server holds its port until the kernel has ended the process.
     for _ in 0..5 {
         server.kill().unwrap();
         let next = serve(&data, &at);

@@ -43,7 +43,7 @@ async fn c07_commands_and_terminals_above_the_limit_fail_heavy() {
             .iter()
             .all(|(status, wait)| *status == 202 || (*status, *wait) == (429, true))
     );
-    // Others notice nothing.
+    // Other sandboxes are not affected.
     let other = client.sandbox(&json!({})).await;
     client.line(&other, "true").await;
     server.close().await;
@@ -111,12 +111,12 @@ async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String 
                 break;
             }
         }
-        // It answers although nothing ends.
+        // The server responds although no command ends.
         std::future::pending::<()>().await;
     };
     let read = async {
         let mut buffer = [0; 4096];
-        // Up to the end of the answer's head.
+        // Reads to the end of the response head.
         while !response.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
             match reading.read(&mut buffer).await {
                 Ok(0) | Err(_) => break,
@@ -180,7 +180,7 @@ async fn c09_unbounded_requests_end_and_cost_no_memory_heavy() {
     server.close().await;
 }
 
-/// C10: what a WebSocket on a terminal takes of the server's memory.
+/// C10: server memory that a WebSocket on a terminal uses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c10_a_websocket_takes_less_than_30_kib_of_memory_heavy() {
     const SOCKETS: u64 = 1000;
@@ -243,7 +243,7 @@ async fn g04_full_disk_fails_writes_and_the_server_recovers() {
     let refused = client.send("PUT", &path, &[], vec![b'x'; 8 << 20]).await;
     assert_eq!(refused.refusal().1, "DISK_FULL", "{refused:?}");
     assert_eq!(client.get(&list).await.array(), before);
-    // Reads go on.
+    // Reads still work.
     for path in ["", "/commands", "/files?path=f", "/events"] {
         let read = client.get(&format!("/sandboxes/{id}{path}")).await;
         assert_eq!(read.status, 200, "{path} {read:?}");
@@ -312,7 +312,7 @@ async fn g04_server_recovers_from_descriptor_exhaustion_heavy() {
     let mut request = tokio::spawn(async move { known.ask("POST", &path, body).await });
     // A command that started with descriptors freed by others delays its output until more are free.
     let early = tokio::time::timeout(Duration::from_secs(5), &mut request).await;
-    // A connection that cannot be accepted, so that the log says so.
+    // A connection that cannot be accepted, which is logged.
     let waiting = TcpStream::connect(&client.address).await.unwrap();
     let logged = |words: &str| server.log().matches(words).count();
     let refused = async { while logged("cannot accept connections") == 0 {} };
@@ -405,7 +405,7 @@ async fn g09_deleted_sandbox_is_gone_despite_concurrent_requests() {
             "{listed:?}"
         );
     }
-    // While it is made: the alias is all that is known of it.
+    // During the create only the alias of the sandbox is known.
     for _ in 0..20 {
         let create = {
             let client = client.clone();

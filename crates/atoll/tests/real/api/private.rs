@@ -104,7 +104,7 @@ async fn ended_command_leaves_no_variables_or_input_on_disk() {
             "envs": { "TOKEN": "sesame-of-the-command" },
         });
         let exec = client.post(&commands, &request).await.json()["execID"].clone();
-        // Another one has its input in the request, and a terminal has variables.
+        // Another command has its input in the request, and a terminal has variables.
         let line = "cat > got; touch has-read; until [ -e go ]; do sleep 0.05; done";
         let request = json!({ "cmd": line, "cwd": "/home/user", "stdin": "sesame-of-the-request" });
         let waiting = tokio::spawn({
@@ -129,7 +129,7 @@ async fn ended_command_leaves_no_variables_or_input_on_disk() {
             .send("POST", &format!("{path}/stdin?offset=0"), &[], secret)
             .await;
         assert_eq!(given.status, 200, "{given:?}");
-        // A server that comes after a kill needs what was given, and not the variables.
+        // After a kill the next server needs the accepted input, but not the variables.
         assert_eq!(with(&server, &id, secret).len(), 1, "{ending}");
         assert_eq!(
             with(&server, &id, "sesame-of-the-command"),

@@ -43,7 +43,7 @@ async fn concurrent_creates_stop_at_the_quota_and_deletes_free_slots() {
         assert_eq!(client.delete(&path).await.status, 204);
     }
     assert_eq!(rush(&client, 40).await, 4);
-    // A stopped sandbox frees its place, and cannot start while all are taken.
+    // A stopped sandbox does not count, and cannot be started while the quota is used up.
     let all = client.get("/sandboxes").await.array();
     let path = format!("/sandboxes/{}", all[0]["sandboxID"].as_str().unwrap());
     client.post(&format!("{path}/stop"), &json!({})).await;
@@ -54,7 +54,7 @@ async fn concurrent_creates_stop_at_the_quota_and_deletes_free_slots() {
     server.close().await;
 }
 
-/// F10: places that are given back and taken at the same moment.
+/// F10: sandboxes that are deleted and created concurrently at the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f10_create_delete_loops_never_exceed_the_quota() {
     let server = Server::start().await;
@@ -85,7 +85,7 @@ async fn f10_create_delete_loops_never_exceed_the_quota() {
         }
     }
     assert!(made > 5, "{made} were made");
-    // The deleted sandboxes do not count any more.
+    // Deleted sandboxes do not count.
     assert_eq!(rush(&client, 20).await, 5);
     server.close().await;
 }
@@ -128,14 +128,14 @@ async fn f10_numbers_out_of_range_are_refused_by_name() {
         "[1]",
     ] {
         for (method, path, field) in &requests {
-            // A command has a line too.
+            // The body of a command also needs `cmd`.
             let more = match path.strip_suffix("/commands") {
                 Some(_) => "\"cmd\": \"true\", ",
                 None => "",
             };
             let body = format!("{{{more}\"{field}\": {number}}}");
             let refused = client.send(method, path, &headers, body).await.refusal();
-            // What no JSON has is no field either.
+            // A number that is not valid JSON is an error of the body.
             let named = [*field, "body"].contains(&refused.2.as_str());
             assert!(
                 refused.0 == 400 && refused.1 == "INVALID_REQUEST" && named,

@@ -82,7 +82,7 @@ async fn damaged_records(processes_live: bool) {
     for (id, kind) in ids.iter().zip(DAMAGES) {
         let path = format!("/sandboxes/{id}");
         let info = client.get(&path).await.json();
-        // The record that was synced last is as good as the one that was emptied.
+        // The last synced record replaces the emptied one.
         let has_record = kind == "empty";
         if has_record && processes_live {
             assert_eq!(info["state"], "running", "{kind}: {info}");

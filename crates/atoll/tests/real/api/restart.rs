@@ -99,7 +99,7 @@ async fn stream_resumes_after_kills_without_gap_or_repetition() {
     for _ in 0..4 {
         let client = server.client();
         let reading = follow(&client, path, &mut output, &mut after);
-        // In the middle of it.
+        // The command is running.
         let _ = tokio::time::timeout(std::time::Duration::from_millis(300), reading).await;
         server.kill_and_start();
     }
@@ -113,7 +113,7 @@ async fn stream_resumes_after_kills_without_gap_or_repetition() {
         output.len(),
         expected.len()
     );
-    // The rest is as it was.
+    // All other fields are unchanged.
     let info = client.get("/sandboxes/web").await.json();
     assert_eq!(
         (&info["sandboxID"], &info["state"]),
@@ -141,7 +141,7 @@ async fn killed_sandbox_is_reported_as_stopped_with_a_reason() {
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     client.line(&id, "echo here > ~/f").await;
-    // Its PID 1, from outside.
+    // The pid of PID 1 on the host.
     let host = std::fs::read_dir("/proc").unwrap().flatten().find(|entry| {
         let read =
             |name: &str| std::fs::read_to_string(entry.path().join(name)).unwrap_or_default();
@@ -182,7 +182,7 @@ async fn repeated_create_returns_the_same_sandbox_after_a_kill() {
         ("content-type", "application/json"),
         ("idempotency-key", "one"),
     ];
-    // A hundred at once make one.
+    // A hundred concurrent requests create one sandbox.
     let creates: Vec<_> = (0..100)
         .map(|_| {
             let (client, body) = (client.clone(), body.clone());
@@ -201,7 +201,7 @@ async fn repeated_create_returns_the_same_sandbox_after_a_kill() {
     let client = server.client();
     let answer = client.send("POST", "/sandboxes", &headers, body).await;
     assert!(ids.contains(answer.json()["sandboxID"].as_str().unwrap()));
-    // Something else by the same key is refused.
+    // A different request with the same key is rejected.
     let other = json!({ "timeout": 5 }).to_string();
     let refused = client.send("POST", "/sandboxes", &headers, other).await;
     assert_eq!(refused.refusal().1, "IDEMPOTENCY_MISMATCH");
@@ -236,7 +236,7 @@ async fn repeated_command_runs_once_after_a_kill() {
     };
     // Many concurrent requests with the same key start one command.
     let first: Vec<_> = (0..20).map(|_| ask(&client)).collect();
-    // A command is listed when its record is written: one that was begun and not recorded would be begun again.
+    // A command is listed once its record is written; a command without a record would be started again.
     while client.get(&path).await.array().is_empty() {}
     server.kill_and_start();
     for one in first {
@@ -253,7 +253,7 @@ async fn repeated_command_runs_once_after_a_kill() {
         ids.insert(answer.json()["execID"].to_string());
     }
     assert_eq!(ids.len(), 1);
-    // Something else by the same key is refused.
+    // A different request with the same key is rejected.
     let other = json!({ "cmd": "true" }).to_string();
     let refused = client.send("POST", &path, &headers, other).await;
     assert_eq!(refused.refusal().1, "IDEMPOTENCY_MISMATCH");
@@ -295,7 +295,7 @@ async fn events_stay_ordered_after_a_kill() {
         "created", "running", "paused", "running", "stopping", "stopped", "running",
     ];
     assert_eq!(kinds, expected.map(|kind| format!("sandbox.{kind}")));
-    // The same as a stream, from the third event on, with new ones.
+    // The events as a stream, from the third one on, followed by new ones.
     let after = listed[1]["number"].as_i64().unwrap();
     let path = format!("/events?after={after}");
     let mut body = client

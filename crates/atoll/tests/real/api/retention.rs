@@ -10,7 +10,7 @@ use crate::harness::DEADLINE;
 const HOUR: i64 = 3_600_000_000;
 const DAY: i64 = 24 * HOUR;
 
-/// Makes a sandbox in which something was run; its id.
+/// Creates a sandbox, runs a command in it, and returns its id.
 async fn used(client: &Client, line: &str) -> String {
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     client.line(&id, line).await;
@@ -33,7 +33,7 @@ async fn lines(client: &Client, id: &str) -> Vec<String> {
     all.array().iter().map(line).collect()
 }
 
-/// Makes a key and revokes it; its id.
+/// Creates and revokes a key; returns its id.
 async fn revoked(client: &Client) -> String {
     let made = client.post("/keys", &json!({ "name": "x" })).await.json();
     let id = made["keyID"].as_str().unwrap().to_owned();
@@ -73,12 +73,12 @@ async fn swept(client: &Client, living: &str, gone: &str) {
     assert!(done.is_ok(), "{}", session(client, living).await);
 }
 
-/// Makes records older.
+/// Changes times of records to earlier ones.
 fn earlier(table: &str, column: &str, time: i64, which: &str) -> String {
     format!("UPDATE {table} SET {column} = {column} - {time} WHERE {which};")
 }
 
-/// Makes commands older, by their line.
+/// Changes times of commands to earlier ones, selected by their line.
 fn older(line: &str, time: i64) -> String {
     let which = format!("command = '{line}'");
     ["started_at", "ended_at"]

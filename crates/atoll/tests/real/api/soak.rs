@@ -58,7 +58,7 @@ async fn heavy_server_memory_does_not_grow() {
     let itself = Grown::of(server.pid().as_raw_nonzero().get());
     let lives = lives + calm(&server, length() / 4, 1).await;
     assert_eq!(before, settled(&server).await, "after {lives} lives");
-    // The hundreds of lives of a minute hold it to some ten kilobytes for each; an hour to less than one.
+    // In a minute, with hundreds of sandboxes, this permits some 10 kB for each; in an hour less than 1 kB.
     itself.at_most(8 << 10, 8, lives);
     server.close().await;
 }

@@ -56,7 +56,7 @@ pub async fn closed(socket: &mut Socket) -> u16 {
 pub(super) async fn send_frame(client: &Client, path: &str, size: usize) {
     let mut socket = open(client, path).await;
     let message = Message::Binary(vec![b'x'; size].into());
-    // The server may be gone before all of it is sent.
+    // The server may close the connection before all of it is sent.
     let _ = tokio::time::timeout(DEADLINE, socket.send(message)).await;
     assert_ne!(closed(&mut socket).await, 1000);
 }
@@ -79,7 +79,7 @@ async fn terminal_is_created_shared_resized_and_reattached() {
     let path = format!("/sandboxes/{id}/pty/{pty}");
     let (mut one, mut two) = (open(&client, &path).await, open(&client, &path).await);
     send(&mut one, b"stty size; echo do''ne\n").await;
-    // Both see all of it.
+    // Both clients receive all output.
     for socket in [&mut one, &mut two] {
         let seen = until(socket, "done").await;
         assert!(seen.contains("20 90"), "{seen:?}");
@@ -90,7 +90,7 @@ async fn terminal_is_created_shared_resized_and_reattached() {
     let seen = until(&mut two, "again").await;
     assert!(seen.contains("30 100"), "{seen:?}");
     drop((one, two));
-    // Also after the server was killed, it shows what it showed.
+    // After a kill of the server the terminal shows the same screen.
     server.kill_and_start();
     let client = server.client();
     let mut socket = open(&client, &path).await;
@@ -185,7 +185,7 @@ async fn websocket_creates_a_terminal_and_errors_are_close_codes() {
     assert_eq!(closed(&mut open(&client, &unknown).await).await, 4001);
     let path = "/sandboxes/iaaaaabbbbbcccccddddd/pty";
     assert_eq!(closed(&mut open(&client, path).await).await, 4001);
-    // A page of another origin does not get that far.
+    // A page of another origin is rejected before the upgrade.
     let url = format!(
         "ws://{}/sandboxes/{id}/pty?api_key={}",
         client.address,
@@ -344,7 +344,7 @@ async fn discarded_output_is_reported_as_a_gap() {
     let from = done["truncatedBefore"].as_u64().unwrap();
     assert!((10 << 20..80 << 20).contains(&from), "{from}");
     let gap = json!({ "from": 0, "to": from });
-    // As an event.
+    // The exit as a server-sent event.
     let output = format!("{path}/output");
     let answer = client.open("GET", &output, &[], bytes::Bytes::new()).await;
     let mut body = answer.into_body();
@@ -358,7 +358,7 @@ async fn discarded_output_is_reported_as_a_gap() {
     assert!(first.contains("event: gap"), "{first}");
     let data = first.lines().find_map(|line| line.strip_prefix("data: "));
     assert_eq!(serde_json::from_str::<Value>(data.unwrap()).unwrap(), gap);
-    // As a frame.
+    // The exit as a WebSocket frame.
     let mut socket = open(&client, &output).await;
     let reported = async {
         loop {

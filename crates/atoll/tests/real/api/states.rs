@@ -77,11 +77,11 @@ async fn changes_queued_behind_a_delete_find_no_sandbox() {
     let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
     let keeper = Pid::from_raw(keeper(&tag).unwrap()).unwrap();
     kill_process(keeper, Signal::STOP).unwrap();
-    // Holds the gate, so that what follows waits there in this order.
+    // Holds the sandbox's lock, so that the following requests queue in this order.
     let stop = begin(&client, "POST", format!("/sandboxes/{id}/stop"));
     becomes(&client, &id, "stopping").await;
     let delete = begin(&client, "DELETE", format!("/sandboxes/{id}"));
-    // Requests on one connection arrive in order; these are others, so give the delete its place.
+    // Requests on different connections have no order, so wait until the delete is queued.
     let path = format!("/sandboxes/{id}");
     let mut waiting = Vec::new();
     for (method, place, body) in [
@@ -151,7 +151,7 @@ async fn concurrent_changes_all_apply_and_a_failed_one_does_not() {
         assert_eq!(info["pids"], 100 + round, "{info}");
         assert_eq!(info["alias"], format!("round-{round}"), "{info}");
     }
-    // The alias is another's: neither is its size changed.
+    // The alias is in use, so the size is not changed either.
     let before = client.get(&path).await.json();
     let (status, body) = patch(json!({ "alias": "taken", "pids": 77 }))
         .await
@@ -200,7 +200,7 @@ async fn request_during_a_pause_resumes_the_sandbox() {
     wait_for("that it stands still", DEADLINE, || {
         std::fs::read_to_string(&record).is_ok_and(|record| record.contains("\"paused\""))
     });
-    // The server has not written that down yet.
+    // The server has not updated the row yet.
     assert_eq!(state(&client, &id).await, "running");
     let mut look = begin(&client, "GET", format!("/sandboxes/{id}/files/stat?path=."));
     let early = tokio::time::timeout(Duration::from_millis(300), &mut look).await;
@@ -280,7 +280,7 @@ async fn start_interrupted_by_a_kill_gets_the_full_timeout() {
     let mut server = Server::start_with(&["--stopped-retention", "1h"]).await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 600 })).await;
-    // State of a start that took its quota place and runs, before the row is updated.
+    // State of a start that has claimed its quota and runs, before the row is updated.
     server.end();
     server
         .sql("UPDATE sandboxes SET state = 'creating', started_at = 5, stopped_at = 6, end_at = 7");

@@ -103,7 +103,7 @@ async fn unenforceable_limit_is_refused_with_exit_code_6() {
     );
     // The default can be named.
     lines(&server, &["sandbox", "patch", "web", "--disk", "10G"]);
-    // The operator chose it.
+    // The operator chose `plain`, so there is no warning.
     assert_eq!(warnings(&server), 0, "{}", server.log());
     server.close().await;
 }
@@ -154,7 +154,7 @@ async fn server_without_the_setting_uses_directories_and_warns_once() {
         text.contains("advisory") && text.contains("storage plain"),
         "{check}"
     );
-    // As a data directory of an earlier version, without a record of its storage.
+    // A data directory of an earlier version has no `storage.kind`.
     client.line("web", "echo here > ~/f").await;
     server.kill();
     std::fs::remove_file(server.data().join("storage.kind")).unwrap();

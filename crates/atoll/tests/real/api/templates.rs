@@ -59,7 +59,7 @@ async fn template_is_created_used_and_removed() {
         all.iter()
             .any(|found| found["name"] == "base" && found["default"] == true)
     );
-    // Page by page they are the same.
+    // The pages together have the same templates.
     let (mut paged, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = client.get(&format!("/templates?limit=1{cursor}")).await;
@@ -71,7 +71,7 @@ async fn template_is_created_used_and_removed() {
     }
     assert_eq!(paged, all);
 
-    // In use, also by one that is stopped.
+    // A stopped sandbox uses its template too.
     let id = client.sandbox(&json!({ "template": one })).await;
     assert_eq!(client.delete(&template).await.refusal().1, "CONFLICT");
     let stopped = client

@@ -53,7 +53,7 @@ fn get_request(uri: &str) -> Request<Empty<Bytes>> {
     request.body(Empty::new()).unwrap()
 }
 
-/// Asks for something by HTTP/2: the status.
+/// Sends a request over HTTP/2; returns the status.
 pub(super) async fn by_two(server: &Server, trusted: &CertificateDer<'static>, uri: &str) -> u16 {
     let stream = connect(server, trusted, "h2").await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"h2".as_slice()));
@@ -107,7 +107,7 @@ async fn certificates_reload_and_invalid_files_keep_the_old_one() {
         by_two(&server, &first, "https://localhost/sandboxes").await,
         401
     );
-    // A name that is not ours is refused by either.
+    // Both listeners reject an unknown host name.
     assert_eq!(
         by_two(&server, &first, "https://evil.example/health").await,
         421
@@ -125,7 +125,7 @@ async fn certificates_reload_and_invalid_files_keep_the_old_one() {
     let response = sender.send_request(get_request("/health")).await.unwrap();
     assert_eq!(response.status().as_u16(), 200);
 
-    // A pair that does not belong together, and one that is broken.
+    // A certificate and key that do not match, and an invalid file.
     let (right, other) = (std::fs::read(&key).unwrap(), Scratch::new());
     make(other.path());
     for (count, wrong) in [

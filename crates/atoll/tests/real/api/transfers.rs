@@ -50,7 +50,7 @@ async fn slow_readers_cost_little_server_memory() {
         assert!(head.starts_with("http/1.1 200"), "{head}");
         readers.push(stream);
     }
-    // Each makes progress, and then waits again.
+    // Each transfer advances, and then waits again.
     let mut some = vec![1; 8 << 20];
     for stream in &mut readers {
         let read = tokio::time::timeout(DEADLINE, stream.read_exact(&mut some)).await;
@@ -81,7 +81,7 @@ async fn file_sent_byte_by_byte_arrives_complete() {
     server.close().await;
 }
 
-/// A whole answer: its status line, and its body.
+/// A complete response: status line and body.
 async fn answer(stream: &mut TcpStream) -> (String, String) {
     let head = head(stream).await;
     let length = head
@@ -111,7 +111,7 @@ async fn consecutive_large_files_on_a_connection_are_complete() {
     let (server, client, id) = begin().await;
     let key = client.key.as_deref().unwrap();
     let path = |number: usize| format!("/sandboxes/{id}/files?path=large{number}");
-    // Around the sizes of buffers, small ones between them, and much.
+    // Sizes around those of buffers, small ones between them, and a large one.
     let sizes = [
         1 << 20,
         (1 << 20) + 1,
@@ -157,7 +157,7 @@ async fn consecutive_large_files_on_a_connection_are_complete() {
     };
     tokio::time::timeout(DEADLINE, hearing).await.unwrap();
     drop(sending.await.unwrap());
-    // And back, requested all at once and read slowly.
+    // Downloads, requested in one write and read slowly.
     let request = |number| {
         let path = path(number);
         format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n")
@@ -235,7 +235,7 @@ async fn large_upload_may_outlast_the_client_timeout() {
     let (status, body_text) = answer(&mut stream).await;
     assert!(status.starts_with("http/1.1 200"), "{status} {body_text}");
     assert!(client.get(&path).await.body == body);
-    // But not for ever.
+    // The server does not wait for ever.
     let mut stream = ask(&client, "PUT", &path, &headers).await;
     stream.write_all(&body[..1_500_000]).await.unwrap();
     let (status, body_text) = answer(&mut stream).await;
@@ -255,7 +255,7 @@ async fn aborted_upload_keeps_the_old_file() {
         "transfer-encoding: chunked\r\n",
     ] {
         let mut stream = ask(&client, "PUT", &path, headers).await;
-        // The header of a chunk, with its size in hexadecimal; its data never comes.
+        // A chunk header with its size in hexadecimal; its data never arrives.
         stream.write_all(b"1c9c380\r\n").await.unwrap();
         stream.write_all(&vec![b'x'; 30_000_000]).await.unwrap();
         drop(stream);

@@ -44,7 +44,7 @@ async fn all(socket: &mut Socket) -> Vec<u8> {
     tokio::time::timeout(DEADLINE, reading).await.unwrap()
 }
 
-/// Reads all, and answers with its length only then: it works only if a half-close is forwarded.
+/// Reads until the end of the input, then responds with the length: works only if a half-close is forwarded.
 pub(super) const COUNTER: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 7001))
@@ -141,7 +141,7 @@ async fn refused_tunnel_names_the_reason_and_open_one_prevents_idle() {
     let nowhere = open(&client, "/sandboxes/no-such/ports/80/tunnel").await;
     assert_eq!(closed(&mut { nowhere }).await, 4001);
 
-    // A server that outlives its command holds nothing; a tunnel to it does.
+    // A server process that outlives its command does not prevent idling; a tunnel to it does.
     let program = format!("setsid python3 -c \"{ECHO}\" > /dev/null 2>&1 &");
     client.line(&id, &program).await;
     let waiting = async {
@@ -160,7 +160,7 @@ async fn refused_tunnel_names_the_reason_and_open_one_prevents_idle() {
         Message::Binary(bytes) => assert_eq!(&bytes[..], b"hello"),
         other => panic!("{other:?}"),
     }
-    // It ends with the sandbox.
+    // The tunnel ends with the sandbox.
     let path = format!("/sandboxes/{id}/stop");
     client.post(&path, &json!({})).await;
     assert_eq!(closed(&mut socket).await, 4002);

@@ -22,7 +22,7 @@ const TERMINALS: usize = 5;
 /// Lines of each output that are read under each build.
 const LINES: usize = 2;
 
-/// A copy of the binary that speaks other versions.
+/// A copy of the binary with other protocol versions.
 fn build(directory: &Scratch, spoken: VersionRange) -> PathBuf {
     const MARKER: &[u8; 16] = b"\x7fatoll-protocol\x7f";
     let mut bytes = std::fs::read(binary()).unwrap();
@@ -228,7 +228,7 @@ async fn fifty_busy_sandboxes_survive_an_incompatible_build() {
         is_apart(&client, &counter.id, ours.version).await;
     }
     let made = new(&client).await;
-    // They can be deleted; stopped and started they are like any other.
+    // The sandboxes can be deleted, and work normally after a stop and start.
     let (deleted, restarted) = (counters.pop().unwrap(), counters.pop().unwrap());
     let path = format!("/sandboxes/{}", deleted.id);
     assert_eq!(client.delete(&path).await.status, 204);

@@ -123,7 +123,7 @@ async fn metrics_reflect_server_activity() {
             "{name}\n{shown}"
         );
     }
-    // A place in the pool is one, or the next is being made.
+    // The pool has a warm sandbox, or one is being created.
     assert!(shown.contains("atoll_pool_warm "), "{shown}");
     // The histogram distinguishes milliseconds.
     let fast = value(
@@ -177,7 +177,7 @@ async fn every_request_is_logged_without_secrets() {
     let failing = json!({ "cmd": "s3cret-program", "args": ["s3cret-word"] });
     let failed = client.post(&format!("{path}/commands"), &failing).await;
     assert_eq!(failed.status, 400, "{failed:?}");
-    // A key where browsers put it, a wrong one, one in the wrong place.
+    // A key in the query, an invalid key, and a key in the wrong header.
     let pty = format!("{path}/pty?api_key={key}");
     client.get(&pty).await;
     let wrong = format!("atl_{}", "5".repeat(64));
@@ -259,7 +259,7 @@ async fn sandbox_usage_is_sampled_and_returned_for_a_range() {
         .sandbox(&json!({ "timeout": 0, "cpuCount": 1 }))
         .await;
     let path = format!("/sandboxes/{id}/metrics");
-    // One of this moment is there at once.
+    // A current sample is available at once.
     let first = client.get(&path).await.array();
     assert!(!first.is_empty());
     let busy =

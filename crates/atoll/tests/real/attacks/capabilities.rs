@@ -37,7 +37,7 @@ fn gained(user: &str, it: &Attempt) -> bool {
     match what {
         "raise" | "ambient" => it.worked() && !(user == "root" && known(name)),
         "bounding" => it.detail != "0" && !known(name),
-        // A file may carry what root has; what it brings is bounded.
+        // A file may have capabilities of root; the bounding set limits their effect.
         "filecaps" if name == "set" => it.worked() && user != "root",
         "filecaps" if name == "exec" => {
             it.worked() && set(it.value("permitted").unwrap_or("")) & !own != 0

@@ -72,7 +72,7 @@ async fn exec_starts_inside_even_with_leaked_descriptors() {
     no_number_leads_out(world, &["/proc\n"]).await;
 }
 
-/// Every number is refused as a directory, but for those that are the box's own.
+/// Every descriptor number is rejected as a directory, except those of the sandbox itself.
 async fn no_number_leads_out(world: World, own: &[&str]) {
     let id = world.sandbox(Kind::Static).await;
     stdout_text(&world.probe(&id, "root", &["mkdir", "/links"]).await);

@@ -100,7 +100,7 @@ async fn run(
     words: &[&str],
     log: &KernelLog,
 ) -> (ExecResult, Vec<Duration>) {
-    // A probe that was stopped ends at its deadline.
+    // A stopped probe is killed at its deadline.
     let spec = probe_spec(words).user(user).deadline(3 * RUN);
     let exec = world.runtime.exec(id, spec).await.expect("it starts");
     let run = tokio::spawn(async move { exec.finish(b"", 64 << 20).await });
@@ -124,7 +124,7 @@ async fn run(
 
 /// Checks that the sandbox works and that its limits hold.
 async fn assert_governed(world: &World, id: &SandboxId) {
-    // Root may have closed it to others.
+    // Root may have removed permissions of other users.
     stdout_text(&world.probe(id, "root", &["chmod", "/", "755"]).await);
     for user in super::USERS {
         stdout_text(&world.probe(id, user, &["true"]).await);
@@ -168,7 +168,7 @@ async fn check_random_calls(user: &str) {
 
     let numbers: Vec<String> = allowed().iter().map(u32::to_string).collect();
     let numbers = numbers.join(",");
-    // Processes that children could name by accident are none of the probe's.
+    // Pids that children could hit by accident do not belong to the probe.
     stdout_text(
         &world
             .probe(&id, "root", &["b06-fuzz", "0", "1", &numbers])

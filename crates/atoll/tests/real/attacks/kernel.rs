@@ -35,7 +35,7 @@ fn classes(found: &BTreeMap<String, Attempt>) -> BTreeMap<&'static str, BTreeSet
     let mut classes: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (number, name) in (0..=600).filter_map(|number| Some((number, syscall_name(number)?))) {
         let class = match found[&format!("x64:{number}")].result.as_str() {
-            // This kernel was built without it; another has it.
+            // This kernel was built without the call; others have it.
             "ENOSYS" if allowed.contains(&format!("{name} allow")) => "allowed",
             "EPERM" => "EPERM",
             "ENOSYS" => "ENOSYS",
@@ -283,7 +283,7 @@ async fn only_processes_of_the_sandbox_can_be_traced() {
                     .expect("it was tried")
             };
             assert_eq!(result("ptrace"), expected, "{user} {target}");
-            // The address may be empty: that it was looked at is what counts.
+            // The address may be empty: the call must reach its check.
             let read = result("process_vm_readv");
             let reached = ["ok", "EFAULT"].contains(&read.as_str());
             assert!(
@@ -325,7 +325,7 @@ async fn sockets_are_of_the_usual_families() {
                 users: USERS,
                 gains: &["AF_NETLINK:RAW:16 ok", "AF_VSOCK"],
             },
-            // In a network namespace of its own, with nothing but a loopback interface.
+            // In a new network namespace with only a loopback interface.
             Control {
                 lift: |plan| {
                     allow(plan, &["socket"]);

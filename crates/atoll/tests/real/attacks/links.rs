@@ -23,7 +23,7 @@ fn callers() -> [RunAs; 3] {
     ]
 }
 
-/// Every call there is with this path in every place; what was read, listed or found.
+/// Makes every call with this path in every argument; returns contents, lists and matches.
 async fn every_call(world: &World, id: &SandboxId, caller: &RunAs, path: &str) -> Vec<u8> {
     let runtime = &world.runtime;
     let bytes = path.as_bytes();
@@ -256,7 +256,7 @@ async fn proc_and_descriptors_do_not_lead_out() {
         std::process::id(),
         world.runtime.host_pid(&id).expect("it runs"),
     );
-    // The control: from outside that way leads to the host's files.
+    // The control: from outside, the same path leads to the host's files.
     assert_eq!(
         fs::read(format!("/proc/self/root{directory}/f")).expect("it is read"),
         HOST
@@ -291,7 +291,7 @@ async fn proc_and_descriptors_do_not_lead_out() {
             .expect_err("PID 1 is closed");
         assert_eq!(refused.code, Code::PermissionDenied, "{refused}");
     }
-    // The box's own files are there by the same way, and the box works.
+    // The same path leads to the sandbox's own files, and the sandbox works.
     let own = read(&world, &id, &RunAs::root(), "/proc/self/root/place/own").await;
     assert!(own.is_ok() || own.is_err_and(|error| error.code == Code::FileNotFound));
     stdout_text(&world.probe(&id, "user", &["true"]).await);

@@ -35,7 +35,7 @@ async fn nothing_of_proc_and_sys_can_be_written() {
                 users: ROOT,
                 gains: &["open:/proc/sys/kernel/", "open:/proc/sys/fs/mqueue/"],
             },
-            // The file that anyone may write.
+            // A file that is writable by all users.
             Control {
                 lift: |plan| {
                     drop_mounts(plan, |target| {

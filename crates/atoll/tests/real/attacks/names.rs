@@ -11,7 +11,7 @@ use super::USERS;
 use super::canary::{Canary, read, upper, write};
 use crate::harness::{Kind, World, stdout_text};
 
-/// Longer than any answer takes, shorter than a file that never ends.
+/// Timeout: longer than any response takes; an endless file exceeds it.
 const SOON: Duration = Duration::from_secs(30);
 
 fn caller(user: &str) -> RunAs {

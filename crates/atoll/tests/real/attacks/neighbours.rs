@@ -45,7 +45,7 @@ async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String
             &attack(world, id, user, "/", &["b08-shared", "look", &token]).await,
         ));
     }
-    // To its end: only then has it taken everything away again.
+    // Waits for the end of the probe: then it has removed all its objects.
     writer
         .handle
         .close_stdin()
@@ -81,7 +81,7 @@ async fn writes_are_invisible_to_other_sandboxes() {
                 "{user} could not write {place}, but {left:?}"
             );
         }
-        // The control: the same look finds all of it where it is.
+        // The control: in the same sandbox the probe finds all objects.
         assert!(
             left.iter().all(|it| same.contains(it)),
             "{user} left {left:?} and found {same:?}"
@@ -159,7 +159,7 @@ async fn lock_on_a_device_or_mask_blocks_no_other_sandbox() {
             .expect("it starts");
         until(&mut holder, "ready").await;
         let attempt = ExecSpec::shell(format!("exec 9<{file} && flock -n 9"));
-        // The control: in the same box it is taken.
+        // The control: in the same sandbox the name is taken.
         let here = world.exec(&first, attempt.clone()).await;
         assert_eq!(here.status.exit_code(), 1, "{file} in the same box");
         let there = world.exec(&second, attempt).await;

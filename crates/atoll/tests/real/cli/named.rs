@@ -114,7 +114,7 @@ fn runs_lose_no_output_when_clients_are_killed_repeatedly() {
         let clients: Vec<Child> = both
             .iter()
             .map(|named| {
-                // With its command or without: it is the same one.
+                // Attaching works with and without the command.
                 let rest: &[&str] = match turn % 2 {
                     0 => &[],
                     _ => &["--", "sh", "-c", LINES],
@@ -122,7 +122,7 @@ fn runs_lose_no_output_when_clients_are_killed_repeatedly() {
                 let mut command = named.command(rest);
                 let command = command.stdout(Stdio::piped()).stderr(Stdio::null());
                 let mut client = command.spawn().unwrap();
-                // All of it from the beginning.
+                // The output is printed from the beginning.
                 let mut start = [0; 15];
                 let stdout = client.stdout.as_mut().unwrap();
                 std::io::Read::read_exact(stdout, &mut start).unwrap();
@@ -130,7 +130,7 @@ fn runs_lose_no_output_when_clients_are_killed_repeatedly() {
                 client
             })
             .collect();
-        // Each time at another point.
+        // Each kill is at another point.
         std::thread::sleep(Duration::from_millis(30 * turn));
         for client in clients {
             kill(client, Signal::KILL);
@@ -251,7 +251,7 @@ fn lost_terminal_neither_ends_nor_blocks_the_command() {
     let client = named.begin(&["--timeout", "60s"], &format!("{LINES}; exit 7"));
     let tag = named.tag();
     kill_process(Pid::from_child(&client), Signal::HUP).unwrap();
-    // The client minds the run, so that more is written than a pipe holds, until it has ended.
+    // The client drains the output in the background, so the command can write more than a pipe holds.
     let output = client.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(129), "{}", output_text(&output));
     let text = output_text(&done(&["ls"]));
@@ -294,7 +294,7 @@ fn input_continues_at_its_offset() {
     kill(client, Signal::KILL);
     drop(input);
     let tag = named.tag();
-    // A command without output is not an ended one.
+    // A command without output is still running.
     let mut silent = named.command(&[]).stdout(Stdio::piped()).spawn().unwrap();
     let mut start = [0; 1000];
     std::io::Read::read_exact(silent.stdout.as_mut().unwrap(), &mut start).unwrap();

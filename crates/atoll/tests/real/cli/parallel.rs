@@ -49,7 +49,7 @@ fn heavy_parallel_runs_are_isolated_and_gc_removes_killed_runs() {
     }
     assert_eq!(tags.len(), 20);
 
-    // The keepers of the killed end their sandboxes by themselves.
+    // The keepers of killed runs end their sandboxes.
     let runs_left = || std::fs::read_dir(data.join("runs")).map_or(0, Iterator::count);
     wait_for(
         "everything of the killed runs to be collected",

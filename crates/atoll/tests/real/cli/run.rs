@@ -152,7 +152,7 @@ fn a_signal_ends_a_run_that_copies_files() {
         let mut command = atoll(&words.concat());
         command.env("ATOLL_DATA_DIR", &data).stderr(Stdio::null());
         let child = command.stdout(Stdio::piped()).spawn().unwrap();
-        // It is being copied.
+        // The upload is in progress.
         let mut du = Command::new("sh");
         du.arg("-c").arg("du -sk \"$0\" | cut -f1").arg(&data);
         atoll_testkit::wait_for("some of it", Duration::from_mins(1), || {
@@ -278,7 +278,7 @@ fn open(path: &std::path::Path) {
 
 #[test]
 fn a_kept_sandbox_leaves_its_files_until_they_are_collected() {
-    // A data directory of its own: collecting kept ones takes them all.
+    // A separate data directory: `gc --kept` removes all kept sandboxes.
     let scratch = Scratch::new();
     let data = own_data(&scratch);
     let own = |args: &[&str]| {

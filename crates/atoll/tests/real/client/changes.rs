@@ -137,7 +137,7 @@ async fn files_are_found_moved_copied_and_chowned() {
     let found = json(&server, &[&["files"], &both[..]].concat());
     assert_eq!(found["results"].as_array().unwrap().len(), 1, "{found}");
 
-    // Into a directory that is there, or to a new name.
+    // Into an existing directory, or to a new name.
     files(&["mv", "web", "c", "old"]);
     files(&["mv", "web", "old/c", "d"]);
     files(&["cp", "web", "src", "old/"]);

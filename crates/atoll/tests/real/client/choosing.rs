@@ -35,7 +35,7 @@ async fn terminals_are_listed_joined_and_ended() {
     for word in ["ID", "PROGRAM", "login shell", "90x20", "running"] {
         assert!(table.contains(word), "{table}");
     }
-    // The only one needs no name, before or after the sandbox.
+    // A single terminal needs no name, before or after the sandbox.
     for args in [["shell", "web", "--attach"], ["shell", "--attach", "web"]] {
         let mut again = Screen::start(atoll(&server, &args));
         again.kind("echo $x a''gain\n");
@@ -51,7 +51,7 @@ async fn terminals_are_listed_joined_and_ended() {
     let both = ids(&server);
     assert_eq!(both.len(), 2);
     assert!(stdout_of(&server, &["shell", "ls", "web"]).contains("exec cat'"));
-    // Without a terminal to ask on they are named.
+    // Without a terminal for the prompt, the error lists the terminals.
     let (text, code) = tried(&server, &["shell", "web", "--attach"]);
     assert_eq!(code, Some(125), "{text}");
     let remedy = format!("name one with --attach: {}, {}", both[0], both[1]);
@@ -79,7 +79,7 @@ async fn terminals_are_listed_joined_and_ended() {
     });
     let (text, code) = tried(&server, &["shell", "rm", "web", &both[0]]);
     assert_eq!(code, Some(4), "{text}");
-    // A sandbox that is not named is no guess.
+    // Without a sandbox, the command does not guess one.
     let (text, code) = tried(&server, &["shell", "--attach", &both[0]]);
     assert_eq!(code, Some(125), "{text}");
     assert!(

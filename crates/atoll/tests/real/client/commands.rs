@@ -69,12 +69,12 @@ async fn sandboxes(server: &Server, line: &impl Line) {
         table.contains(id) && table.contains("web") && table.contains("512 MiB"),
         "{table}"
     );
-    // Its variables are there.
+    // The variables are set.
     assert_eq!(
         stdout_of(line, &["exec", other, "sh", "-c", "echo $A"]),
         "b\n"
     );
-    // By id, by name, and by a beginning of either that only it has.
+    // By id, by name, and by a unique prefix of either.
     let beginning = (1..id.len()).map(|length| &id[..length]);
     let beginning = beginning
         .into_iter()
@@ -211,7 +211,7 @@ async fn commands(server: &Server, line: &impl Line) {
         )),
         "root\nexit 0"
     );
-    // In the background: its id, and what it wrote.
+    // In the background: prints the id; the output is stored.
     let exec = stdout_of(line, &["exec", "-d", "web", "sh", "-c", "echo late"]);
     let exec = exec.trim();
     assert_eq!(
@@ -358,7 +358,7 @@ async fn events(server: &Server, line: &impl Line) {
     for number in 0..20 {
         let verb = if number % 2 == 0 { "pause" } else { "resume" };
         stdout_of(line, &["sandbox", verb, "web"]);
-        // Another sandbox, whose events the watcher of one sandbox does not get.
+        // Events of another sandbox are not shown.
         let other = client.sandbox(&serde_json::json!({})).await;
         client.delete(&format!("/sandboxes/{other}")).await;
         kinds.push(if number % 2 == 0 {
@@ -388,7 +388,7 @@ async fn events(server: &Server, line: &impl Line) {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    // Behind a number: what came after it, and nothing else.
+    // With `--after`, only later events.
     let after = own[19]["number"].to_string();
     let last = stdout_of(line, &["events", "web", "--after", &after, "--json"]);
     let last = last.lines().map(|line| serde_json::from_str(line).unwrap());

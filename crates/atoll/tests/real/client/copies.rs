@@ -7,7 +7,7 @@ use std::process::Command;
 
 use atoll_testkit::{Scratch, run};
 
-use super::{atoll, done, stdout_of, tried, with_web};
+use super::{atoll, done, shell_in_web, stdout_of, tried, with_web};
 use crate::cli::output_text;
 
 fn set_mode(path: &Path, mode: u32) {
@@ -52,7 +52,7 @@ async fn copied_directory_round_trips() {
     let (there, back) = (scratch.join("tree"), scratch.join("back"));
     tree(&there);
     let (from, to) = (there.to_str().unwrap(), back.to_str().unwrap());
-    // A name that is not there becomes it; one that is gets it.
+    // A new name becomes the copy; an existing directory gets the copy in it.
     assert_eq!(stdout_of(&server, &["cp", from, "web:copy"]), "");
     assert_eq!(
         stdout_of(&server, &["exec", "web", "copy/program"]),
@@ -80,7 +80,7 @@ async fn copied_directory_round_trips() {
     stdout_of(&server, &["files", "rm", "-r", "web", "copy/tree"]);
     stdout_of(&server, &["cp", "web:copy", to]);
     alike(&there, &back);
-    // Again over the existing directory, and then its contents only.
+    // A repeated copy into the existing directory, then a copy of the contents only.
     stdout_of(&server, &["cp", &format!("{from}/."), "web:copy"]);
     stdout_of(&server, &["cp", "web:copy/.", to]);
     alike(&there, &back);
@@ -101,10 +101,7 @@ async fn copied_file_keeps_its_mode_and_appears_atomically() {
     stdout_of(&server, &["cp", file, "web:dir/"]);
     stdout_of(&server, &["cp", file, "web:dir/other"]);
     assert_eq!(
-        stdout_of(
-            &server,
-            &["exec", "web", "sh", "-c", "./tool; dir/tool; dir/other"]
-        ),
+        shell_in_web(&server, "./tool; dir/tool; dir/other"),
         "tool\n".repeat(3)
     );
     let target = scratch.join("back");
@@ -117,17 +114,8 @@ async fn copied_file_keeps_its_mode_and_appears_atomically() {
         fs::read_to_string(&target).unwrap(),
         "#!/bin/sh\necho tool\n"
     );
-    // Set-id bits stay inside.
-    stdout_of(
-        &server,
-        &[
-            "exec",
-            "web",
-            "sh",
-            "-c",
-            "cp tool set; chmod 4755 set; mkdir d; cp -p set d",
-        ],
-    );
+    // Set-id bits are not copied to the host.
+    shell_in_web(&server, "cp tool set; chmod 4755 set; mkdir d; cp -p set d");
     stdout_of(
         &server,
         &["cp", "web:set", scratch.path().to_str().unwrap()],
@@ -158,16 +146,7 @@ async fn download_never_writes_through_a_link() {
     fs::create_dir_all(&outside).unwrap();
     fs::create_dir_all(&target).unwrap();
     symlink(&outside, target.join("way")).unwrap();
-    stdout_of(
-        &server,
-        &[
-            "exec",
-            "web",
-            "sh",
-            "-c",
-            "mkdir -p t/way; echo x > t/way/out",
-        ],
-    );
+    shell_in_web(&server, "mkdir -p t/way; echo x > t/way/out");
     let (text, code) = tried(&server, &["cp", "web:t/.", target.to_str().unwrap()]);
     assert!(
         code == Some(2) && text.contains("way/ cannot be written"),
@@ -175,16 +154,7 @@ async fn download_never_writes_through_a_link() {
     );
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     // Special files are skipped, and reported.
-    stdout_of(
-        &server,
-        &[
-            "exec",
-            "web",
-            "sh",
-            "-c",
-            "mkdir s; mkfifo s/fifo; echo y > s/file",
-        ],
-    );
+    shell_in_web(&server, "mkdir s; mkfifo s/fifo; echo y > s/file");
     let output = done(
         atoll(&server, &["cp", "web:s", scratch.path().to_str().unwrap()]),
         b"",

@@ -1,4 +1,4 @@
-//! A proxy that holds back the first request that contains a given text. All others pass.
+//! A proxy that delays the first request that contains a given text. All others pass.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

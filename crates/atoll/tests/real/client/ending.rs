@@ -43,7 +43,7 @@ async fn create_prints_the_end_and_named_sandboxes_keep_files() {
     assert_eq!(chosen["onTimeout"], "pause");
     let (_, _, silent) = create(&["--name", "endless", "--timeout", "0"]);
     assert_eq!(silent, "");
-    // Programs read it from the object.
+    // Programs read the field of the object.
     let object = stdout_of(
         &server,
         &["sandbox", "create", "--name", "object", "--json"],
@@ -68,7 +68,7 @@ async fn create_prints_the_end_and_named_sandboxes_keep_files() {
     server.close().await;
 }
 
-/// `atoll exec` of something without an end, in a sandbox made for it, when it runs.
+/// Starts `atoll exec` of an endless command in a new sandbox, and waits until the command runs.
 async fn running(server: &Server, request: Value) -> (String, Child) {
     let client = server.client();
     let id = client.sandbox(&request).await;
@@ -122,7 +122,7 @@ async fn exec_reports_that_the_sandbox_lifetime_ended() {
     });
     let table = stdout_of(&server, &["sandbox", "ls"]);
     assert!(table.contains("stopped (timeout)"), "{table}");
-    // The reason is of that stop, not of a later one.
+    // The reason belongs to that stop, not to a later one.
     assert_eq!(
         stdout_of(&server, &["sandbox", "start", "web"]),
         format!("{stopped}\n")
@@ -188,7 +188,7 @@ async fn shell_reports_that_the_sandbox_lifetime_ended() {
         assert!(screen.is_usual(), "{on_timeout}");
         let _ = client.delete("/sandboxes/web").await;
     }
-    // A caller that stops it is not its lifetime.
+    // A stop by a caller is not reported as the end of the lifetime.
     client
         .sandbox(&json!({ "timeout": 0, "alias": "web" }))
         .await;

@@ -29,7 +29,7 @@ fn refused(command: Command, code: i32, words: &str) {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{name}: {text}");
     assert!(lines[1].starts_with("  hint: "), "{name}: {text}");
-    // Routes are for programs.
+    // Messages for people contain no routes.
     assert!(!text.contains("GET /"), "{name}: {text}");
     assert_eq!(output.stdout, b"", "{name}");
 }
@@ -75,7 +75,7 @@ async fn wrong_keys_urls_and_servers_are_reported() {
         }
         refused(command, code, "no server can be reached");
     }
-    // Neither configured nor on this machine.
+    // No server is configured, and none runs on this machine.
     refused(plain(&["sandbox", "ls"]), 7, "no server can be reached");
     // A server of Atoll, but an unknown path.
     let mut command = atoll(&server, &["sandbox", "ls"]);

@@ -60,7 +60,7 @@ async fn ls_and_rm_cover_sandboxes_and_named_runs() {
         row.contains(" run ") && row.contains("sleep 1000"),
         "{table}"
     );
-    // A filter is about sandboxes; --local is about runs.
+    // Filters select sandboxes, --local lists runs.
     let filtered = parsed(here(&server, &["ls", "--state", "running", "--json"]));
     assert_eq!(filtered.as_array().unwrap().len(), 1);
     let client = server.client();
@@ -160,7 +160,7 @@ fn ls_without_a_server_lists_only_named_runs() {
     assert_eq!(output_text(&listed), "[]\nexit 0");
     let unknown = here(&["rm", "nothing"]);
     assert_eq!(unknown.status.code(), Some(4), "{}", output_text(&unknown));
-    // Filters are for the server, which is missed then.
+    // Filters need a server; without one the command fails.
     let filtered = here(&["ls", "--state", "running"]);
     assert_eq!(
         filtered.status.code(),

@@ -118,7 +118,7 @@ async fn template_commands_use_the_configured_server() {
     let archive = scratch.join("layer.tar.gz");
     let mut tar = Command::new("tar");
     atoll_testkit::run(tar.arg("-czf").arg(&archive).arg("-C").arg(&layer).arg("."));
-    // The data directory of these commands cannot be made: what acts on this machine fails.
+    // The data directory cannot be created, so commands that act on this machine fail.
     for source in [&layer, &archive] {
         let name = format!("remote-{}", std::process::id());
         let add = ["template", "add", &name, source.to_str().unwrap()];

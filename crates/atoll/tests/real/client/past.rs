@@ -22,7 +22,7 @@ async fn commands_are_listed_signalled_and_waited_for() {
     assert_eq!(one["args"][1], line);
     let shown = stdout_of(&server, &["commands", "show", "web", id]);
     assert!(shown.contains("running"), "{shown}");
-    // The trap is set once the line is there.
+    // The trap is set when the line was printed.
     let ready = || stdout_of(&server, &["logs", "web"]).contains("ready");
     atoll_testkit::wait_for("the trap", crate::harness::DEADLINE, ready);
     let signal = ["commands", "signal", "web", id, "--signal", "SIGINT"];
@@ -90,7 +90,7 @@ async fn history_outlives_a_sandbox() {
             .count(),
         1
     );
-    // A later sandbox of the name is the one that is shown.
+    // If a name was used again, the newest sandbox is shown.
     let made = json(&server, &create);
     stdout_of(&server, &["exec", "old", "true"]);
     let run = json(&server, &["history", "old", "--json"]);

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use atoll_testkit::wait_for;
 
 use super::signals::code;
-use super::{atoll, stdout_of, with_web};
+use super::{atoll, shell_in_web, stdout_of, with_web};
 use crate::cli::output_text;
 
 /// A command of which the first line was read, and no more will be.
@@ -29,16 +29,7 @@ async fn closed_output_pipe_ends_the_command() {
     let happen = || {
         // An event that leaves the sandbox running.
         stdout_of(&server, &["sandbox", "timeout", "web", "1h"]);
-        stdout_of(
-            &server,
-            &[
-                "exec",
-                "web",
-                "sh",
-                "-c",
-                "echo hi; mktemp -p ~ > /dev/null",
-            ],
-        );
+        shell_in_web(&server, "echo hi; mktemp -p ~ > /dev/null");
     };
     let exec = [
         "exec",

@@ -36,7 +36,7 @@ async fn command_over_a_bad_line_runs_once_with_complete_output() {
     );
     assert_eq!(hash(&output.stdout), hash(&numbers(100_000)));
     assert_eq!(hash(&output.stderr), hash(&numbers(100_000)));
-    // Input is taken once, however often it is sent.
+    // Input is applied once, however often it is sent.
     let output = away(&["exec", "web", "cat"], &numbers(50_000));
     assert_eq!(hash(&output.stdout), hash(&numbers(50_000)));
     // Short ones, so that many requests are cut in the middle.
@@ -153,7 +153,7 @@ async fn output_resumes_after_a_server_kill() {
         String::from_utf8_lossy(&heard),
         String::from_utf8_lossy(&expected)
     );
-    // So do logs.
+    // Logs resume too.
     let mut logged = vec![0; expected.len()];
     follow
         .stdout

@@ -40,7 +40,7 @@ impl Screen {
             .stderr(peer())
             .spawn()
             .unwrap();
-        // Else the terminal would not end with the child.
+        // Otherwise the terminal would not close with the child.
         drop(command);
         let master = File::from(master);
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -76,7 +76,7 @@ impl Screen {
         shown
     }
 
-    /// Whether it shows this; nothing is forgotten.
+    /// Whether the received output contains this text. Keeps the output.
     pub fn shows(&self, text: &str) -> bool {
         String::from_utf8_lossy(&self.seen.lock().unwrap()).contains(text)
     }

@@ -77,7 +77,7 @@ async fn login_is_verified_and_saved_for_its_owner_only() {
     let named = here(&["logout", "--profile", "here"], "");
     assert_eq!(named.status.code(), Some(0), "{}", output_text(&named));
     assert!(!std::fs::read_to_string(&file).unwrap().contains(&key));
-    // Over a line that breaks it is the same.
+    // The same over a connection that breaks.
     let line = Bad::new(&server, 23);
     let away = format!("http://{}", line.address());
     for _ in 0..8 {
@@ -199,7 +199,7 @@ async fn flags_override_the_environment_and_saved_profiles() {
             "{args:?} {around:?}: {text}"
         );
     }
-    // Runs are for the server that is named, unless they are for this machine.
+    // `run` uses the configured server, unless `--local` is given.
     let hi = ["--", "echo", "hi"];
     assert!(
         output_text(&here(&[&["run"][..], &hi].concat(), &[])).contains("no server can be reached")
@@ -216,7 +216,7 @@ async fn flags_override_the_environment_and_saved_profiles() {
         &[],
     );
     assert_eq!(both.status.code(), Some(125), "{}", output_text(&both));
-    // An environment's key is for a remembered server that has none of its own, too.
+    // The key of the environment also applies to a profile without a key.
     let bare = format!("default = \"bare\"\n[profiles.bare]\nurl = \"{url}\"\n");
     std::fs::write(scratch.join("atoll/config.toml"), bare).unwrap();
     assert_eq!(here(&ls, &[]).status.code(), Some(3));
@@ -279,7 +279,7 @@ fn prefix_is_resolved_across_all_pages() {
     };
     let all = at(&["sandbox", "ls", "-q"]);
     assert_eq!(String::from_utf8_lossy(&all.stdout).lines().count(), 300);
-    // On the last page, and by a beginning that only one has.
+    // On the last page, and by a unique prefix.
     let one = at(&["ports", "p2-9"]);
     for words in ["11 sandboxes begin with", "p2-9 (i", ", and 6 more"] {
         assert!(output_text(&one).contains(words), "{}", output_text(&one));

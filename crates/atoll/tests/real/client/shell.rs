@@ -47,7 +47,7 @@ async fn shell_over_a_bad_line_keeps_one_session() {
             .len(),
         1
     );
-    // Keys on their way are lost with the line; what was typed is seen, and typed again if it was not.
+    // Keys in flight are lost with the connection; the test types again if no echo arrives.
     for round in 0..5 {
         let word = format!("round {round}");
         let mut typed = None;
@@ -92,7 +92,7 @@ async fn terminal_program_is_detached_and_reattached() {
     assert_eq!(screen.end(), Some(130));
     let mut screen = Screen::start(atoll(&server, &["shell", "web", "--attach", &pty]));
     assert_eq!(screen.end(), Some(130));
-    // A run on a terminal is the same.
+    // The same for `run -t`.
     let mut screen = Screen::start(atoll(
         &server,
         &["run", "-it", "--", "sh", "-c", "stty size; read x; exit $x"],
@@ -112,7 +112,7 @@ async fn abandoned_shell_prints_the_attach_command() {
     screen.until("begun");
     server.end();
     screen.until("waiting for the server");
-    // Raw: the key itself, not a signal.
+    // Raw mode: the key is input, not a signal.
     screen.kind("\x03");
     assert_eq!(screen.end(), Some(125));
     let shown = screen.until("joins it");

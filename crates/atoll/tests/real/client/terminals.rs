@@ -15,11 +15,11 @@ use crate::harness::{DEADLINE, World};
 async fn local_run_uses_the_terminal_and_restores_its_mode() {
     World::open().await.close().await;
     let run = |args: &[&str]| Screen::start(crate::cli::atoll(&[&["run", "-it"], args].concat()));
-    // The new size comes by another way than the keys: before or after them.
+    // The new size is sent by another request than the keys, and may arrive before or after them.
     let line = "stty size; until stty size | grep '33 77'; do sleep 0.05; done; read x; exit $x";
     let mut screen = run(&["--", "sh", "-c", line]);
     screen.until("20 90");
-    // Every key is the command's, which echoes it itself.
+    // Every key goes to the command, which echoes it.
     assert!(!screen.is_usual());
     screen.resize(33, 77);
     screen.until("33 77");
@@ -35,7 +35,7 @@ async fn local_run_uses_the_terminal_and_restores_its_mode() {
     screen.until("130 goes on");
     assert_eq!(screen.end(), Some(6));
     assert!(screen.is_usual());
-    // However it ends.
+    // For every kind of end.
     let mut screen = run(&["--timeout", "1s", "--", "sleep", "1000"]);
     assert_eq!(screen.end(), Some(124));
     assert!(screen.is_usual());

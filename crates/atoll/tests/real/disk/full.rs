@@ -67,7 +67,7 @@ async fn full_disk_delays_commands_and_loses_nothing() {
         .unwrap_err();
     assert_eq!(error.code, Code::DiskFull, "{error:?}");
     let root = atoll_model::RunAs::root();
-    // What is there can be read.
+    // Existing files can be read.
     let reader = world.runtime.read_file(&id, &root, b"/home/user/f");
     reader.await.unwrap();
     let early = tokio::time::timeout(Duration::from_millis(700), &mut whole).await;
@@ -107,7 +107,7 @@ async fn running_sandboxes_can_be_deleted_on_a_full_disk() {
     let disk = Cage::disk(scratch.path(), 1 << 30);
     let world = open(&data(disk.path()), Storage::Plain).await;
     let id = world.create().await;
-    // It is the sandbox itself that fills it.
+    // The sandbox itself fills the disk.
     assert!(no_room(&shell(&world, &id, "cat /dev/zero > ~/big").await));
     world.runtime.delete(&id).await.unwrap();
     wait_for("the room to come back", DEADLINE, || {
@@ -166,7 +166,7 @@ async fn sandboxes_on_an_image_leave_the_host_reserve_free() {
         &shell(&world, &other, "cat /dev/zero > ~/big").await
     ));
     let space = DiskSpace::for_path(disk.path()).unwrap();
-    // Metadata of the image is beside what sandboxes are counted for.
+    // Metadata of the image does not count against limits of sandboxes.
     assert!(space.free.0 > reserve - 64 * MIB, "{space:?}");
     stdout_text(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);
     world.runtime.delete(&other).await.unwrap();

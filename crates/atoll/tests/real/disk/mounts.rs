@@ -52,7 +52,7 @@ fn a_run_leaves_neither_mount_nor_device() {
     assert!(text.contains("quota exceeded"), "{text}");
     nothing_left(scratch.path());
 
-    // Killed, it leaves them to the collector.
+    // After a kill the mounts remain for `gc`.
     let mut child = run(&[
         "run",
         "--disk",
@@ -140,7 +140,7 @@ async fn persistent_image_is_taken_over_remounted_and_remembered() {
     world.runtime.stop(&gone).await.unwrap();
     world.close().await;
     assert!(!left(scratch.path()).is_empty());
-    // As after a kill in the middle of a delete.
+    // State after a kill during a delete.
     std::fs::rename(
         data.join("sandboxes").join(gone.as_str()),
         data.join("trash").join(gone.as_str()),
@@ -164,7 +164,7 @@ async fn persistent_image_is_taken_over_remounted_and_remembered() {
     world.runtime.stop(&id).await.unwrap();
     world.close().await;
 
-    // As after a start of the host: nothing is mounted.
+    // State after a reboot of the host: nothing is mounted.
     let facts = atoll_jail::facts::Facts::read();
     wait_for("the instance to be dead", DEADLINE, || {
         let collected = collect(Scope::Below(&data), &facts).unwrap();

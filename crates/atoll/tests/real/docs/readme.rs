@@ -39,7 +39,7 @@ fn readme_examples_match_the_quick_start() {
     let (readme, quick_start) = (read("README.md"), read("docs/quickstart.md"));
     let fence = "\n```";
     let mut compared = 0;
-    // Text and blocks take turns.
+    // Text and code blocks alternate.
     for block in readme.split(fence).skip(1).step_by(2) {
         if !block.starts_with("console\n") {
             assert!(
@@ -152,7 +152,7 @@ async fn readme_client_commands_work() {
     forward.kill().unwrap();
     forward.wait().unwrap();
     let listed = says(here(list));
-    // Whole headings, which have a blank in them if two words are one.
+    // Whole headings, with a space between two words.
     let columns = listed.lines().next().unwrap_or_default().split("  ");
     let columns: Vec<&str> = columns.map(str::trim).collect();
     let (_, named) = list.split_once("the column ").unwrap();

@@ -35,7 +35,7 @@ const ROUTES: &[(&str, &str)] = &[
     ("POST", "/filesystem.Filesystem/RemoveWatcher"),
 ];
 
-/// A sandbox made as E2B's clients do; its id and its token.
+/// Creates a sandbox as E2B's clients do; returns its id and access token.
 pub async fn sandbox(client: &Client) -> (String, String) {
     let request = json!({ "templateID": "base", "timeout": 60 });
     let made = client.post("/e2b/v2/sandboxes", &request).await;

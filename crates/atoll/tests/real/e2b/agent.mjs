@@ -1,5 +1,5 @@
-// An agent, as E2B's examples have it: a model asks for tools, which work in a sandbox, until it has its answer. Here
-// the model is a script, so that the program needs no other service.
+// An agent like the ones in E2B's examples: a model requests tools, which run in a sandbox, until it has the result.
+// Here the model is a script, so that the program needs no external service.
 
 import assert from 'node:assert/strict'
 import { CommandExitError, Sandbox } from 'e2b'
@@ -26,12 +26,12 @@ const TOOLS = {
     return `https://${sandbox.getHost(port)}`
   },
   fetch: async (sandbox, { url }) => {
-    const end = Date.now() + 60_000
+    const deadline = Date.now() + 60_000
     for (;;) {
-      const answer = await fetch(url)
-      if (answer.ok) return answer.text()
-      // Its port is not open yet.
-      assert(answer.status === 502 && Date.now() < end, `${answer.status}`)
+      const response = await fetch(url)
+      if (response.ok) return response.text()
+      // The server in the sandbox does not listen yet.
+      assert(response.status === 502 && Date.now() < deadline, `${response.status}`)
       await new Promise((resolve) => setTimeout(resolve, 50))
     }
   },
@@ -43,20 +43,20 @@ function* model() {
   assert(failed.startsWith('exit code 2'), failed)
   const path = yield ['writeFile', { path: 'numbers/count.py', content: PROGRAM }]
   const output = yield ['runCommand', { command: `python3 ${path} 4 8 15 16 23 42 | tee result.json` }]
-  const kept = yield ['readFile', { path: 'result.json' }]
-  assert.deepEqual([kept, output], ['{"sum": 108, "largest": 42}\n', kept])
-  yield ['writeFile', { path: 'site/index.html', content: `<h1>${kept.trim()}</h1>` }]
+  const content = yield ['readFile', { path: 'result.json' }]
+  assert.deepEqual([content, output], ['{"sum": 108, "largest": 42}\n', content])
+  yield ['writeFile', { path: 'site/index.html', content: `<h1>${content.trim()}</h1>` }]
   const url = yield ['serve', { directory: 'site', port: 8000 }]
   return yield ['fetch', { url }]
 }
 
 const sandbox = await Sandbox.create({ timeoutMs: 120_000 })
 try {
-  const asking = model()
-  let step = asking.next()
+  const requests = model()
+  let step = requests.next()
   while (!step.done) {
     const [name, args] = step.value
-    step = asking.next(await TOOLS[name](sandbox, args))
+    step = requests.next(await TOOLS[name](sandbox, args))
   }
   console.log(step.value)
   assert.equal(step.value, '<h1>{"sum": 108, "largest": 42}</h1>')

@@ -1,4 +1,4 @@
-"""An agent like the ones in E2B's examples: a model requests tools, which work in a sandbox, until it has its answer.
+"""An agent like the ones in E2B's examples: a model requests tools, which run in a sandbox, until it has the result.
 Here the model is a script, so that the program needs no external service."""
 
 import time
@@ -12,7 +12,7 @@ import json, sys
 numbers = [int(word) for word in sys.argv[1:]]
 print(json.dumps({"sum": sum(numbers), "largest": max(numbers)}))
 """
-PAGE = "<h1>{answer}</h1>"
+PAGE = "<h1>{result}</h1>"
 
 
 def write_file(sandbox, path, content):
@@ -36,14 +36,14 @@ def serve(sandbox, directory, port):
 
 
 def fetch(sandbox, url):
-    end = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(url) as answer:
-                return answer.read().decode()
+            with urllib.request.urlopen(url) as response:
+                return response.read().decode()
         except urllib.error.HTTPError as error:
-            # Its port is not open yet.
-            if error.code != 502 or time.monotonic() > end:
+            # The server in the sandbox does not listen yet.
+            if error.code != 502 or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
 
@@ -57,9 +57,9 @@ def model():
     assert failed.startswith("exit code 2"), failed
     path = yield "write_file", {"path": "numbers/count.py", "content": PROGRAM}
     output = yield "run_command", {"command": f"python3 {path} 4 8 15 16 23 42 | tee result.json"}
-    kept = yield "read_file", {"path": "result.json"}
-    assert kept == output == '{"sum": 108, "largest": 42}\n', (kept, output)
-    yield "write_file", {"path": "site/index.html", "content": PAGE.format(answer=kept.strip())}
+    content = yield "read_file", {"path": "result.json"}
+    assert content == output == '{"sum": 108, "largest": 42}\n', (content, output)
+    yield "write_file", {"path": "site/index.html", "content": PAGE.format(result=content.strip())}
     url = yield "serve", {"directory": "site", "port": 8000}
     page = yield "fetch", {"url": url}
     return page
@@ -67,12 +67,12 @@ def model():
 
 def main():
     with Sandbox.create(timeout=120) as sandbox:
-        asking = model()
-        name, arguments = next(asking)
+        requests = model()
+        name, arguments = next(requests)
         while True:
             result = TOOLS[name](sandbox, **arguments)
             try:
-                name, arguments = asking.send(result)
+                name, arguments = requests.send(result)
             except StopIteration as done:
                 print(done.value)
                 assert done.value == '<h1>{"sum": 108, "largest": 42}</h1>', done.value

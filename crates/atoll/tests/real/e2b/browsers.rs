@@ -13,7 +13,7 @@ use crate::api::{Answer, Chromium, Client, Server, serve};
 const FRIEND: &str = "https://friend.example";
 const STRANGER: &str = "https://stranger.example";
 
-/// Asks as a browser does before a call with headers of its own, none of which are there yet.
+/// Sends a preflight request, as a browser does before a call with custom headers.
 async fn preflight(client: &Client, path: &str, more: &[(&str, &str)]) -> Answer {
     let required = [
         ("access-control-request-method", "POST"),
@@ -111,7 +111,7 @@ async fn unlisted_origins_and_foreign_hosts_are_refused() {
         let made = json!({ "path": "/home/user/made" });
         let found = agent.call("filesystem.Filesystem/Stat", &made).await;
         assert_eq!(found.status, 404, "{found:?}");
-        // Our own pages are not elsewhere.
+        // Pages of the server itself are not cross-origin.
         let own = format!("http://{}", server.address());
         let headers = [octets, ("origin", own.as_str())];
         let written = agent.ask("POST", "/files?path=made", &headers, "x").await;
@@ -289,7 +289,7 @@ async fn javascript_client_works_in_a_page_of_a_listed_origin() {
         true
     ]);
     assert_eq!(did, expected);
-    // Elsewhere the same page gets nowhere.
+    // The same page on another origin is rejected.
     let before = client.get("/sandboxes").await.array().len();
     let tab = browser
         .open(&format!("http://stranger.example:{port}"))

@@ -51,7 +51,7 @@ impl Agent {
         own.into_iter().chain(more.iter().copied()).collect()
     }
 
-    /// Asks a route.
+    /// Sends a request to a route.
     pub(super) async fn ask(
         &self,
         method: &str,
@@ -72,14 +72,14 @@ impl Agent {
         response
     }
 
-    /// Calls something that answers once.
+    /// Sends a unary call.
     pub(super) async fn call(&self, method: &str, message: &Value) -> Answer {
         let kind = [("content-type", "application/json")];
         let path = format!("/{method}");
         self.ask("POST", &path, &kind, message.to_string()).await
     }
 
-    /// Calls something that answers with a stream.
+    /// Sends a call with a streamed response.
     pub(super) async fn open(
         &self,
         method: &str,
@@ -114,7 +114,7 @@ impl Agent {
     }
 }
 
-/// An answer under way.
+/// A response that is being received.
 pub(super) struct Stream {
     pub(super) status: u16,
     body: Incoming,
@@ -122,7 +122,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// The next envelope, and whether it is the last; nothing when the answer is over.
+    /// The next envelope, and whether it is the last; `None` at the end of the response.
     pub(super) async fn next(&mut self) -> Option<(bool, Value)> {
         tokio::time::timeout(DEADLINE, self.wait()).await.unwrap()
     }

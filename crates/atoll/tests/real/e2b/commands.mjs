@@ -54,7 +54,7 @@ async function background({ commands }) {
   await commands.closeStdin(handle.pid)
   same((await handle.wait()).stdout, 'got a line\nmore\n')
   await assert.rejects(commands.sendStdin(handle.pid, 'too late'), SandboxError)
-  // The handle's own methods.
+  // Input by methods of the handle.
   const own = await commands.run('cat', { background: true, stdin: true })
   await own.sendStdin('by the handle\n')
   await own.closeStdin()
@@ -62,11 +62,11 @@ async function background({ commands }) {
   // The exit status is available for a while after the end.
   same((await (await commands.connect(own.pid)).wait()).exitCode, 0)
   // A disconnect does not end the command.
-  const left = await commands.run('read line; echo $line', { background: true, stdin: true })
-  await left.disconnect()
-  const again = await commands.connect(left.pid)
-  await commands.sendStdin(left.pid, 'still here\n')
-  same((await again.wait()).stdout, 'still here\n')
+  const detached = await commands.run('read line; echo $line', { background: true, stdin: true })
+  await detached.disconnect()
+  const reconnected = await commands.connect(detached.pid)
+  await commands.sendStdin(detached.pid, 'still here\n')
+  same((await reconnected.wait()).stdout, 'still here\n')
   const sleeper = await commands.run('sleep 600', { background: true })
   same(await commands.kill(sleeper.pid), true)
   await assert.rejects(sleeper.wait(), CommandExitError)
@@ -87,17 +87,17 @@ async function terminals({ pty }) {
   await assert.rejects(other.wait(), CommandExitError)
   same(await pty.kill(other.pid), false)
   // A client that reattaches to a terminal receives its output from then on.
-  const left = await pty.create({ cols: 80, rows: 24, onData })
-  await left.disconnect()
-  let again = ''
-  const back = await pty.connect(left.pid, { onData: (data) => void (again += text.decode(data)) })
-  await pty.sendInput(left.pid, new TextEncoder().encode('echo still $((20 + 22)); exit\n'))
+  const detached = await pty.create({ cols: 80, rows: 24, onData })
+  await detached.disconnect()
+  let reconnected = ''
+  const back = await pty.connect(detached.pid, { onData: (data) => void (reconnected += text.decode(data)) })
+  await pty.sendInput(detached.pid, new TextEncoder().encode('echo still $((20 + 22)); exit\n'))
   await back.wait()
-  assert(again.includes('still 42'), again)
+  assert(reconnected.includes('still 42'), reconnected)
 }
 
-/** A command whose sandbox is killed, or comes to its end: it has not failed, its sandbox is gone. */
-async function deaths() {
+/** If its sandbox is killed or its lifetime ends, a command fails with the client's error for that, not with an exit code. */
+async function sandboxEnds() {
   for (const end of [(sandbox) => sandbox.kill(), (sandbox) => sandbox.setTimeout(0)]) {
     const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
     const handle = await sandbox.commands.run('echo begun; sleep 600', { background: true })
@@ -105,7 +105,7 @@ async function deaths() {
       error instanceof TimeoutError && error.message.includes('was killed or reached its end of life'))
     await end(sandbox)
     await ended
-    // On its first event the client calls the same thing by another name.
+    // Before its first event a stream fails with another class of error.
     await assert.rejects(sandbox.commands.run('true'), (error) =>
       [TimeoutError, SandboxNotFoundError].some((kind) => error instanceof kind))
     await assert.rejects(sandbox.files.read('x'), TimeoutError)
@@ -122,4 +122,4 @@ try {
 } finally {
   await sandbox.kill()
 }
-await deaths()
+await sandboxEnds()

@@ -23,7 +23,7 @@ def runs(sandbox):
     stdout, stderr = [], []
     run("echo out; echo err >&2", on_stdout=stdout.append, on_stderr=stderr.append)
     same(("".join(stdout), "".join(stderr)), ("out\n", "err\n"))
-    # A shell that reads the profile, at home.
+    # A login shell in the home directory.
     same(run("echo $0 $HOME $USER $LOGNAME; pwd").stdout, "/bin/bash /home/user user user\n/home/user\n")
     same(run("pwd", cwd="/tmp").stdout, "/tmp\n")
     run("mkdir -p below/here")
@@ -31,7 +31,7 @@ def runs(sandbox):
     same(run("whoami; echo $HOME", user="root").stdout, "root\n/root\n")
     same(run("whoami", user="user").stdout, "user\n")
     same(run("sudo whoami").stdout, "root\n")
-    # A command's own variables win over the sandbox's.
+    # Variables of a command take precedence over those of the sandbox.
     same(run("echo $ONE $TWO").stdout, "1 2\n")
     same(run("echo $ONE $TWO $THREE", envs={"TWO": "two", "THREE": "three"}).stdout, "1 two three\n")
     same(run("cat").stdout, "")
@@ -52,7 +52,7 @@ def failures(sandbox):
         run("true", cwd="/nowhere")
     with raises(AuthenticationException, "invalid username: 'no-such-user'"):
         run("true", user="no-such-user")
-    # At the deadline the process ends too.
+    # The timeout also kills the process.
     with raises(TimeoutException):
         run("exec -a at-its-deadline sleep 600", timeout=1)
     until("its end", lambda: run("pgrep -cf '^at-its-deadline' || true").stdout == "0\n")
@@ -61,7 +61,7 @@ def failures(sandbox):
 def background(sandbox):
     commands = sandbox.commands
     handle = commands.run("echo first; read line; echo got $line; cat", background=True, stdin=True)
-    # Its pid is valid inside the sandbox.
+    # The pid is valid in the sandbox.
     commands.run(f"kill -0 {handle.pid}")
     listed = [info for info in commands.list() if info.pid == handle.pid]
     same([(info.cmd, info.args[:2]) for info in listed], [("/bin/bash", ["-l", "-c"])])
@@ -70,7 +70,7 @@ def background(sandbox):
     handle.send_stdin("of the handle\n")
     commands.close_stdin(handle.pid)
     same(handle.wait().stdout, "first\ngot a line\nbytes\nof the handle\n")
-    # The handle's own methods.
+    # Input by methods of the handle.
     handle = commands.run("cat", background=True, stdin=True)
     handle.send_stdin("by the handle\n")
     handle.close_stdin()
@@ -80,7 +80,7 @@ def background(sandbox):
     with raises(SandboxException):
         commands.send_stdin(handle.pid, "too late")
     same([info for info in commands.list() if info.pid == handle.pid], [])
-    # Without input there is none to write to.
+    # A command without stdin rejects input.
     handle = commands.run("sleep 600", background=True)
     with raises(SandboxException):
         commands.send_stdin(handle.pid, "unread")
@@ -99,12 +99,12 @@ def background(sandbox):
     # A disconnect does not end the command; a reconnect receives output from then on.
     handle = commands.run("read line; echo $line", background=True, stdin=True)
     handle.disconnect()
-    again = commands.connect(handle.pid)
-    commands.send_stdin(again.pid, "still here\n")
-    same(again.wait().stdout, "still here\n")
+    reconnected = commands.connect(handle.pid)
+    commands.send_stdin(reconnected.pid, "still here\n")
+    same(reconnected.wait().stdout, "still here\n")
     with raises(NotFoundException):
         commands.connect(999_999)
-    # A killed shell ends although its children have its output.
+    # A killed shell ends although its children hold its output open.
     handle = commands.run("sleep 600 & wait", background=True)
     handle.kill()
     with raises(CommandExitException):
@@ -143,11 +143,11 @@ def terminals(sandbox):
     # A client that reattaches to a terminal receives its output from then on.
     handle = pty.create(PtySize(rows=24, cols=80))
     handle.disconnect()
-    again = pty.connect(handle.pid)
-    same(again.pid, handle.pid)
+    reconnected = pty.connect(handle.pid)
+    same(reconnected.pid, handle.pid)
     pty.send_stdin(handle.pid, b"echo still $((20 + 22)); exit\n")
     seen.clear()
-    again.wait(on_pty=seen.extend)
+    reconnected.wait(on_pty=seen.extend)
     assert b"still 42" in seen, bytes(seen)
     with raises(NotFoundException):
         pty.connect(999_999)
@@ -159,8 +159,9 @@ def terminals(sandbox):
         assert b"\rone two\r\n" in seen or b"\none two\r\n" in seen, bytes(seen)
 
 
-def deaths():
-    """A command whose sandbox is killed, or comes to its end: it has not failed, its sandbox is gone."""
+def sandbox_ends():
+    """If its sandbox is killed or its lifetime ends, a command fails with the client's error for that, not with an
+    exit code."""
     gone = "was killed or reached its end of life"
     for end in [Sandbox.kill, lambda sandbox: sandbox.set_timeout(0)]:
         sandbox = Sandbox.create(timeout=60)
@@ -168,7 +169,7 @@ def deaths():
         terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
         begin = time.monotonic()
         end(sandbox)
-        # A sandbox that is gone is a kind of TimeoutException.
+        # The client raises a TimeoutException for a sandbox that no longer exists.
         with raises(TimeoutException, gone):
             handle.wait()
         with raises(TimeoutException, gone):
@@ -187,4 +188,4 @@ with Sandbox.create(timeout=300, envs={"ONE": "1", "TWO": "2"}) as sandbox:
     background(sandbox)
     streamed_input(sandbox)
     terminals(sandbox)
-deaths()
+sandbox_ends()

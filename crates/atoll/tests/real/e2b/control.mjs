@@ -11,35 +11,35 @@ function endsIn(info, seconds) {
   assert(Math.abs(left - seconds) < 10, `${left} is not about ${seconds}`)
 }
 
-async function until(what, condition) {
-  const end = Date.now() + 60_000
-  while (!(await condition())) assert(Date.now() < end, `waited for ${what}`)
+async function until(description, condition) {
+  const deadline = Date.now() + 60_000
+  while (!(await condition())) assert(Date.now() < deadline, `waited for ${description}`)
 }
 
-/** What our own API says. */
-async function ours(method, path, body) {
+/** Calls Atoll's API. */
+async function atollApi(method, path, body) {
   const headers = { 'X-API-Key': process.env.E2B_API_KEY, 'Content-Type': 'application/json' }
-  const answer = await fetch(process.env.E2B_SANDBOX_URL + path, { method, headers, body: JSON.stringify(body) })
-  assert(answer.ok, `${method} ${path}: ${answer.status}`)
-  return answer.status === 204 ? undefined : answer.json()
+  const response = await fetch(process.env.E2B_SANDBOX_URL + path, { method, headers, body: JSON.stringify(body) })
+  assert(response.ok, `${method} ${path}: ${response.status}`)
+  return response.status === 204 ? undefined : response.json()
 }
 
-async function facts() {
-  const sandbox = await Sandbox.create('base', { timeoutMs: 100_000, metadata: { who: 'a b&c=ü' } })
+async function basics() {
+  const sandbox = await Sandbox.create('base', { timeoutMs: 100_000, metadata: { label: 'a b&c=ü' } })
   const info = await sandbox.getInfo()
   same([info.sandboxId, info.templateId, info.state], [sandbox.sandboxId, 'base', 'running'])
-  same([info.metadata, info.envdVersion], [{ who: 'a b&c=ü' }, '0.6.13'])
+  same([info.metadata, info.envdVersion], [{ label: 'a b&c=ü' }, '0.6.13'])
   endsIn(info, 100)
   await sandbox.setTimeout(50_000)
   const before = await sandbox.getInfo()
   endsIn(before, 50)
   const other = await Sandbox.connect(sandbox.sandboxId, { timeoutMs: 10_000 })
   same((await other.getInfo()).endAt, before.endAt)
-  const seen = await ours('GET', `/sandboxes/${sandbox.sandboxId}`)
-  same([seen.state, seen.metadata], ['running', info.metadata])
+  const details = await atollApi('GET', `/sandboxes/${sandbox.sandboxId}`)
+  same([details.state, details.metadata], ['running', info.metadata])
   same([await sandbox.kill(), await sandbox.kill(), await sandbox.isRunning()], [true, false, false])
-  const made = await ours('POST', '/sandboxes', { template: 'base', timeout: 60 })
-  const found = await Sandbox.connect(made.sandboxID)
+  const created = await atollApi('POST', '/sandboxes', { template: 'base', timeout: 60 })
+  const found = await Sandbox.connect(created.sandboxID)
   same((await found.commands.run('echo hello')).stdout, 'hello\n')
   same(await found.kill(), true)
 }
@@ -56,12 +56,12 @@ async function pauses() {
   await sandbox.connect()
   assert.notEqual(await boot(), first)
   await sandbox.kill()
-  const wakes = await Sandbox.create({ timeoutMs: 100_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
-  same((await wakes.getInfo()).lifecycle, { onTimeout: 'pause', autoResume: true })
-  await wakes.setTimeout(0)
-  await until('the pause', async () => (await wakes.getInfo()).state === 'paused')
-  same((await wakes.commands.run('echo awake')).stdout, 'awake\n')
-  await wakes.kill()
+  const autoResumed = await Sandbox.create({ timeoutMs: 100_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
+  same((await autoResumed.getInfo()).lifecycle, { onTimeout: 'pause', autoResume: true })
+  await autoResumed.setTimeout(0)
+  await until('the pause', async () => (await autoResumed.getInfo()).state === 'paused')
+  same((await autoResumed.commands.run('echo awake')).stdout, 'awake\n')
+  await autoResumed.kill()
 }
 
 async function everyPage(opts) {
@@ -72,19 +72,19 @@ async function everyPage(opts) {
 }
 
 async function lists() {
-  const mine = { suite: 'list of a+b %20 ü' }
-  const made = []
-  for (const n of ['0', '1', '2']) made.push(await Sandbox.create({ timeoutMs: 100_000, metadata: { ...mine, n } }))
-  const ids = made.map((sandbox) => sandbox.sandboxId)
+  const metadata = { suite: 'list of a+b %20 ü' }
+  const created = []
+  for (const n of ['0', '1', '2']) created.push(await Sandbox.create({ timeoutMs: 100_000, metadata: { ...metadata, n } }))
+  const ids = created.map((sandbox) => sandbox.sandboxId)
   const newest = ids.toReversed()
-  same(await everyPage({ query: { metadata: mine } }), newest)
-  same(await everyPage({ query: { metadata: mine }, limit: 1 }), newest)
-  same(await everyPage({ query: { metadata: { ...mine, n: '1' } } }), [ids[1]])
-  await made[0].pause()
-  same(await everyPage({ query: { metadata: mine, state: ['running'] } }), newest.slice(0, 2))
-  same(await everyPage({ query: { metadata: mine, state: ['paused'] } }), [ids[0]])
-  for (const sandbox of made) await sandbox.kill()
-  same(await everyPage({ query: { metadata: mine } }), [])
+  same(await everyPage({ query: { metadata } }), newest)
+  same(await everyPage({ query: { metadata }, limit: 1 }), newest)
+  same(await everyPage({ query: { metadata: { ...metadata, n: '1' } } }), [ids[1]])
+  await created[0].pause()
+  same(await everyPage({ query: { metadata, state: ['running'] } }), newest.slice(0, 2))
+  same(await everyPage({ query: { metadata, state: ['paused'] } }), [ids[0]])
+  for (const sandbox of created) await sandbox.kill()
+  same(await everyPage({ query: { metadata } }), [])
 }
 
 async function networks() {
@@ -102,7 +102,7 @@ async function networks() {
   await sandbox.kill()
 }
 
-async function refusals() {
+async function errors() {
   await assert.rejects(Sandbox.create({ apiKey: 'e2b_' + '0'.repeat(64) }), AuthenticationError)
   await assert.rejects(Sandbox.connect(UNKNOWN), SandboxNotFoundError)
   await assert.rejects(Sandbox.getInfo(UNKNOWN), SandboxNotFoundError)
@@ -113,8 +113,8 @@ async function refusals() {
   await assert.rejects(Sandbox.create({ network: domains }), SandboxError)
 }
 
-await facts()
+await basics()
 await pauses()
 await lists()
 await networks()
-await refusals()
+await errors()

@@ -22,16 +22,16 @@ from expect import raises, same, until
 BOOT = "cat /proc/sys/kernel/random/boot_id"
 
 
-def ours(method, path, body=None):
-    """What our own API says."""
+def atoll_api(method, path, body=None):
+    """Calls Atoll's API."""
     request = urllib.request.Request(
         os.environ["E2B_SANDBOX_URL"] + path,
         method=method,
         data=None if body is None else json.dumps(body).encode(),
         headers={"X-API-Key": os.environ["E2B_API_KEY"], "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request) as answer:
-        text = answer.read()
+    with urllib.request.urlopen(request) as response:
+        text = response.read()
         return json.loads(text) if text else None
 
 
@@ -40,17 +40,17 @@ def ends_in(info, seconds):
     assert abs(left - seconds) < 10, (left, seconds)
 
 
-def facts():
-    sandbox = Sandbox.create("base", timeout=100, metadata={"who": "a b&c=ü"}, envs={"A": "1"})
+def basics():
+    sandbox = Sandbox.create("base", timeout=100, metadata={"label": "a b&c=ü"}, envs={"A": "1"})
     try:
         info = sandbox.get_info()
         same((info.sandbox_id, info.template_id, info.state), (sandbox.sandbox_id, "base", SandboxState.RUNNING))
-        same((info.metadata, info.envd_version), ({"who": "a b&c=ü"}, "0.6.13"))
+        same((info.metadata, info.envd_version), ({"label": "a b&c=ü"}, "0.6.13"))
         same((info.lifecycle["on_timeout"], info.lifecycle["auto_resume"]), ("kill", False))
         same((info.allow_internet_access, info.cpu_count >= 1, info.memory_mb > 0), (True, True, True))
         ends_in(info, 100)
         same(Sandbox.get_info(sandbox.sandbox_id), info)
-        # Both ways, and to the byte the same if a connect does not extend.
+        # set_timeout shortens and extends; connect only extends.
         sandbox.set_timeout(50)
         before = sandbox.get_info()
         ends_in(before, 50)
@@ -61,28 +61,28 @@ def facts():
         ends_in(sandbox.get_info(), 200)
         Sandbox.set_timeout(sandbox.sandbox_id, 300)
         ends_in(sandbox.get_info(), 300)
-        # The same sandbox in our own API.
-        seen = ours("GET", f"/sandboxes/{sandbox.sandbox_id}")
-        same((seen["state"], seen["metadata"], seen["templateID"]), ("running", info.metadata, "base"))
-        assert sandbox.sandbox_id in [one["sandboxID"] for one in ours("GET", "/sandboxes")]
+        # Atoll's API shows the same sandbox.
+        details = atoll_api("GET", f"/sandboxes/{sandbox.sandbox_id}")
+        same((details["state"], details["metadata"], details["templateID"]), ("running", info.metadata, "base"))
+        assert sandbox.sandbox_id in [one["sandboxID"] for one in atoll_api("GET", "/sandboxes")]
     finally:
         same(sandbox.kill(), True)
     same((sandbox.kill(), Sandbox.kill(sandbox.sandbox_id), sandbox.is_running()), (False, False, False))
 
 
-def from_the_other_side():
-    made = ours("POST", "/sandboxes", {"template": "base", "timeout": 60, "metadata": {"made": "here"}})
-    sandbox = Sandbox.connect(made["sandboxID"])
-    same(sandbox.get_info().metadata, {"made": "here"})
+def created_by_atoll_api():
+    created = atoll_api("POST", "/sandboxes", {"template": "base", "timeout": 60, "metadata": {"source": "api"}})
+    sandbox = Sandbox.connect(created["sandboxID"])
+    same(sandbox.get_info().metadata, {"source": "api"})
     same(sandbox.commands.run("echo hello").stdout, "hello\n")
-    ours("DELETE", f"/sandboxes/{made['sandboxID']}")
+    atoll_api("DELETE", f"/sandboxes/{created['sandboxID']}")
     same((sandbox.is_running(), sandbox.kill()), (False, False))
 
 
 def pauses():
     with Sandbox.create(timeout=100) as sandbox:
         run = sandbox.commands.run
-        # With its memory: its processes continue.
+        # With memory: the processes continue.
         handle = run("sleep 600", background=True)
         boot = run(BOOT).stdout
         sandbox.files.write("kept", "kept")
@@ -97,18 +97,18 @@ def pauses():
         same(run(BOOT).stdout, boot)
         run(f"kill -0 {handle.pid}")
         ends_in(sandbox.get_info(), 100)
-        # Without memory: its files remain, and it boots again.
+        # Without memory: the files remain, and the sandbox boots again.
         sandbox.pause(keep_memory=False)
         same(sandbox.get_info().state, SandboxState.PAUSED)
         Sandbox.connect(sandbox.sandbox_id, timeout=100)
-        again = run(BOOT).stdout
-        assert again != boot
+        second_boot = run(BOOT).stdout
+        assert second_boot != boot
         same(sandbox.files.read("kept"), "kept")
         sandbox.pause()
         if "on_resume" in inspect.signature(Sandbox.connect).parameters:
-            # Its memory can be discarded later, too.
+            # Memory can also be discarded at the connect.
             sandbox.connect(on_resume="reboot")
-            assert run(BOOT).stdout != again
+            assert run(BOOT).stdout != second_boot
             same(sandbox.files.read("kept"), "kept")
             sandbox.pause()
     # A paused sandbox can be killed.
@@ -116,27 +116,27 @@ def pauses():
         Sandbox.connect(sandbox.sandbox_id)
 
 
-def endings():
-    """What happens when the time is up."""
+def timeouts():
+    """Actions at the end of the timeout."""
     killed = Sandbox.create(timeout=100)
     paused = Sandbox.create(timeout=100, lifecycle={"on_timeout": "pause"})
-    wakes = Sandbox.create(timeout=100, lifecycle={"on_timeout": "pause", "auto_resume": True})
-    same((wakes.get_info().lifecycle["on_timeout"], wakes.get_info().lifecycle["auto_resume"]), ("pause", True))
-    for sandbox in [killed, paused, wakes]:
+    auto_resumed = Sandbox.create(timeout=100, lifecycle={"on_timeout": "pause", "auto_resume": True})
+    same((auto_resumed.get_info().lifecycle["on_timeout"], auto_resumed.get_info().lifecycle["auto_resume"]), ("pause", True))
+    for sandbox in [killed, paused, auto_resumed]:
         sandbox.set_timeout(0)
-    # An end acts within a second; the client itself takes some of it.
+    # The action follows within a second, plus the time of the client.
     until("the end", lambda: not killed.is_running(), seconds=2)
     with raises(NotFoundException):
         killed.get_info()
-    for sandbox in [paused, wakes]:
+    for sandbox in [paused, auto_resumed]:
         until("the pause", lambda: sandbox.get_info().state == SandboxState.PAUSED, seconds=2)
     same(paused.is_running(), False)
-    # A request would resume it; a check whether it runs does not.
-    same((wakes.is_running(), wakes.get_info().state), (True, SandboxState.PAUSED))
+    # is_running does not resume the sandbox.
+    same((auto_resumed.is_running(), auto_resumed.get_info().state), (True, SandboxState.PAUSED))
     # Any other request resumes it.
-    same(wakes.commands.run("echo awake").stdout, "awake\n")
-    same(wakes.get_info().state, SandboxState.RUNNING)
-    same((paused.kill(), wakes.kill()), (True, True))
+    same(auto_resumed.commands.run("echo awake").stdout, "awake\n")
+    same(auto_resumed.get_info().state, SandboxState.RUNNING)
+    same((paused.kill(), auto_resumed.kill()), (True, True))
 
 
     # A pause without memory keeps the files only.
@@ -158,10 +158,10 @@ def every_page(paginator):
 
 def lists():
     begin = datetime.now(timezone.utc)
-    mine = {"suite": "list of a+b %20 ü"}
-    made = [Sandbox.create(timeout=100, metadata={**mine, "n": str(n)}) for n in range(3)]
-    ids = [sandbox.sandbox_id for sandbox in made]
-    query = SandboxQuery(metadata=mine)
+    metadata = {"suite": "list of a+b %20 ü"}
+    created = [Sandbox.create(timeout=100, metadata={**metadata, "n": str(n)}) for n in range(3)]
+    ids = [sandbox.sandbox_id for sandbox in created]
+    query = SandboxQuery(metadata=metadata)
     same(every_page(Sandbox.list(query)), ids[::-1])
     same(every_page(Sandbox.list(query, order="asc")), ids)
     same(every_page(Sandbox.list(query, limit=1)), ids[::-1])
@@ -171,17 +171,17 @@ def lists():
     whole = Sandbox.list(query, limit=3)
     whole.next_items()
     same((whole.has_next, whole.next_token), (False, None))
-    same(every_page(Sandbox.list(SandboxQuery(metadata={**mine, "n": "1"}))), [ids[1]])
-    made[0].pause()
+    same(every_page(Sandbox.list(SandboxQuery(metadata={**metadata, "n": "1"}))), [ids[1]])
+    created[0].pause()
     running, paused = [SandboxState.RUNNING], [SandboxState.PAUSED]
-    same(every_page(Sandbox.list(SandboxQuery(metadata=mine, state=running))), [ids[2], ids[1]])
-    same(every_page(Sandbox.list(SandboxQuery(metadata=mine, state=paused))), [ids[0]])
-    same(len(every_page(Sandbox.list(SandboxQuery(metadata=mine, state=running + paused)))), 3)
-    same(len(every_page(Sandbox.list(SandboxQuery(metadata=mine, template="base", started_after=begin)))), 3)
-    same(every_page(Sandbox.list(SandboxQuery(metadata=mine, template="no-such"))), [])
+    same(every_page(Sandbox.list(SandboxQuery(metadata=metadata, state=running))), [ids[2], ids[1]])
+    same(every_page(Sandbox.list(SandboxQuery(metadata=metadata, state=paused))), [ids[0]])
+    same(len(every_page(Sandbox.list(SandboxQuery(metadata=metadata, state=running + paused)))), 3)
+    same(len(every_page(Sandbox.list(SandboxQuery(metadata=metadata, template="base", started_after=begin)))), 3)
+    same(every_page(Sandbox.list(SandboxQuery(metadata=metadata, template="no-such"))), [])
     later = datetime.now(timezone.utc) + timedelta(seconds=60)
-    same(every_page(Sandbox.list(SandboxQuery(metadata=mine, started_after=later))), [])
-    for sandbox in made:
+    same(every_page(Sandbox.list(SandboxQuery(metadata=metadata, started_after=later))), [])
+    for sandbox in created:
         sandbox.kill()
     same(every_page(Sandbox.list(query)), [])
 
@@ -193,7 +193,7 @@ def networks():
     with Sandbox.create(timeout=100, network=rules) as sandbox:
         network = sandbox.get_info().network
         same((network["allow_out"], network["deny_out"]), (["1.1.1.1", "9.9.9.0/24"], ["0.0.0.0/0"]))
-        # Everything that is not named is cleared.
+        # An update replaces all rules.
         sandbox.update_network({"deny_out": ["8.8.8.8"]})
         network = sandbox.get_info().network
         same((network.get("allow_out") or [], network["deny_out"]), ([], ["8.8.8.8"]))
@@ -214,7 +214,7 @@ def metrics():
         sandbox.get_metrics()
 
 
-def refusals():
+def errors():
     wrong = "e2b_" + "0" * 64
     with raises(AuthenticationException):
         Sandbox.create(timeout=10, api_key=wrong)
@@ -231,11 +231,11 @@ def refusals():
         Sandbox.create("no-such-template", timeout=10)
 
 
-facts()
-from_the_other_side()
+basics()
+created_by_atoll_api()
 pauses()
-endings()
+timeouts()
 lists()
 networks()
 metrics()
-refusals()
+errors()

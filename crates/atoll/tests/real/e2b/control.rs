@@ -8,7 +8,7 @@ use super::calls::Agent;
 use crate::api::{Answer, Client, Server};
 use crate::harness::DEADLINE;
 
-/// Makes a sandbox; its id.
+/// Creates a sandbox and returns its id.
 async fn make(client: &Client, more: Value) -> String {
     let mut request = json!({ "templateID": "base", "timeout": 100 });
     let more = more.as_object().unwrap().clone();
@@ -160,7 +160,7 @@ async fn pause_reports_kind_and_time_and_traffic_resumes_both_kinds() {
         let awake = info(&client, &agent.id).await;
         assert_eq!(awake["state"], "running");
         assert!(awake.get("pauseMode").is_none());
-        // It runs again, with a new timeout rather than the remaining time.
+        // The sandbox runs again, with a new timeout rather than the remaining time.
         assert!(left(&client, &agent.id).await > 60);
     }
     server.close().await;
@@ -199,7 +199,7 @@ async fn connect_uses_the_sandbox_state_at_its_turn() {
     let server = Server::start().await;
     let client = server.client();
     for round in 0..10 {
-        // Beside a pause: it runs after both, or the pause came last.
+        // Concurrently with a pause: the sandbox runs after both, or the pause came last.
         let id = make(&client, json!({})).await;
         let connect = json!({ "timeout": 200 });
         let (paused, connected) = tokio::join!(
@@ -208,12 +208,12 @@ async fn connect_uses_the_sandbox_state_at_its_turn() {
         );
         assert_eq!(paused.status, 204, "{paused:?}");
         match connected.status {
-            // It came second, and resumed the sandbox.
+            // The connect came second, and resumed the sandbox.
             201 => {
                 assert_eq!(info(&client, &id).await["state"], "running");
                 assert!(left(&client, &id).await > 150);
             }
-            // It came first.
+            // The connect came first.
             200 => assert_eq!(info(&client, &id).await["state"], "paused", "round {round}"),
             _ => panic!("{connected:?}"),
         }
@@ -227,7 +227,7 @@ async fn connect_uses_the_sandbox_state_at_its_turn() {
         both.sort_unstable();
         assert_eq!(both, [200, 201], "{short:?} {long:?}");
         assert!(left(&client, &id).await > 400, "round {round}");
-        // Concurrently with a kill: it fails or succeeds, and nothing is left.
+        // Concurrently with a kill: the connect fails or succeeds, and the sandbox is deleted.
         let path = format!("/e2b/sandboxes/{id}");
         let (killed, connected) = tokio::join!(
             client.delete(&path),
@@ -307,7 +307,7 @@ async fn unsupported_fields_are_refused_and_unknown_ones_logged() {
     assert_eq!(act(&client, id, "connect", json!({})).await.status, 201);
     assert!(!server.log().contains("unknown fields"));
 
-    // Each by its name alone, in the line of its request.
+    // Only the names are logged, in the line of the request.
     let request = json!({ "timeout": 100, "odd-body": "s3cret" });
     assert_eq!(act(&client, id, "connect", request).await.status, 200);
     let listed = client.get("/e2b/v2/sandboxes?odd-query=s3cret").await;

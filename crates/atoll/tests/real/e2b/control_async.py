@@ -38,7 +38,7 @@ async def commands(sandbox):
         await run("true", user="no-such-user")
     with raises(TimeoutException):
         await run("sleep 600", timeout=1)
-    # Many at once.
+    # Concurrent commands.
     results = await asyncio.gather(*(run(f"echo {n}") for n in range(20)))
     same([result.stdout for result in results], [f"{n}\n" for n in range(20)])
 
@@ -59,15 +59,15 @@ async def background(sandbox):
     same((await handle.wait()).stdout, "one\ntwo\n")
     handle = await commands.run("read line; echo $line; sleep 600", background=True, stdin=True)
     await handle.disconnect()
-    heard = asyncio.Event()
-    again = await commands.connect(handle.pid, on_stdout=lambda text: heard.set())
+    received = asyncio.Event()
+    reconnected = await commands.connect(handle.pid, on_stdout=lambda text: received.set())
     await commands.send_stdin(handle.pid, "still here\n")
-    await asyncio.wait_for(heard.wait(), 20)
-    same(again.stdout, "still here\n")
-    same(await again.kill(), True)
+    await asyncio.wait_for(received.wait(), 20)
+    same(reconnected.stdout, "still here\n")
+    same(await reconnected.kill(), True)
     with raises(CommandExitException) as caught:
-        await again.wait()
-    same(await commands.kill(again.pid), False)
+        await reconnected.wait()
+    same(await commands.kill(reconnected.pid), False)
     same((caught.error.exit_code, caught.error.error), (-1, "signal: killed"))
 
 
@@ -87,7 +87,7 @@ async def terminals(sandbox):
         await handle.wait()
 
 
-async def life(sandbox):
+async def lifecycle(sandbox):
     same(await sandbox.is_running(), True)
     info = await sandbox.get_info()
     same((info.metadata, info.state), ({"suite": "async"}, SandboxState.RUNNING))
@@ -96,15 +96,15 @@ async def life(sandbox):
     same(listed.has_next, False)
     await sandbox.pause()
     same((await sandbox.is_running(), await sandbox.pause()), (False, False))
-    again = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=100)
-    same((await again.commands.run("echo back")).stdout, "back\n")
+    reconnected = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=100)
+    same((await reconnected.commands.run("echo back")).stdout, "back\n")
     await sandbox.set_timeout(200)
     assert await sandbox.get_metrics()
     await sandbox.update_network({"deny_out": ["8.8.8.8"]})
     same((await sandbox.get_info()).network["deny_out"], ["8.8.8.8"])
 
 
-async def endings():
+async def ends_and_errors():
     with raises(AuthenticationException):
         await AsyncSandbox.create(timeout=10, api_key="e2b_" + "0" * 64)
     with raises(NotFoundException):
@@ -121,9 +121,9 @@ async def endings():
         await asyncio.wait_for(handle.wait(), 20)
     with raises(TimeoutException):
         await sandbox.commands.run("true")
-    # Many at once.
-    made = await asyncio.gather(*(AsyncSandbox.create(timeout=60) for _ in range(10)))
-    same(await asyncio.gather(*(sandbox.kill() for sandbox in made)), [True] * 10)
+    # Concurrent creates and deletes.
+    created = await asyncio.gather(*(AsyncSandbox.create(timeout=60) for _ in range(10)))
+    same(await asyncio.gather(*(sandbox.kill() for sandbox in created)), [True] * 10)
 
 
 async def main():
@@ -132,8 +132,8 @@ async def main():
         await commands(sandbox)
         await background(sandbox)
         await terminals(sandbox)
-        await life(sandbox)
-    await endings()
+        await lifecycle(sandbox)
+    await ends_and_errors()
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-// Nothing but a domain, by TLS: the API and each port of a sandbox have names of their own.
+// The client is configured with a domain only: the API and each port of a sandbox have host names, reached by TLS.
 
 import assert from 'node:assert/strict'
 import { Sandbox } from 'e2b'

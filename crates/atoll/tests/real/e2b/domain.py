@@ -1,4 +1,4 @@
-"""Nothing but a domain, by TLS: the API and each port of a sandbox have names of their own."""
+"""The client is configured with a domain only: the API and each port of a sandbox have host names, reached by TLS."""
 
 import os
 import ssl
@@ -22,8 +22,8 @@ trusted = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
 
 def page():
     try:
-        with urllib.request.urlopen(f"https://{sandbox.get_host(8000)}/", context=trusted) as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(f"https://{sandbox.get_host(8000)}/", context=trusted) as response:
+            return response.read().decode()
     except urllib.error.HTTPError as error:
         same(error.code, 502)
         return None

@@ -115,13 +115,13 @@ async fn local_server_creates_and_prints_a_sandbox_key_once() {
     let made = keys.iter().find(|made| made["name"] == "e2b").unwrap();
     assert_eq!(made["scope"], "sandbox:*");
     assert!(note.contains(made["keyID"].as_str().unwrap()), "{note}");
-    // It is an ordinary key of the server.
+    // The key is an ordinary key of the server.
     let client = server.client().with_key(Some(&key.replace("e2b_", "atl_")));
     assert_eq!(client.get("/sandboxes").await.status, 200);
     assert_eq!(client.get("/orgs").await.array().len(), 1);
     let admin = serde_json::json!({ "name": "more", "scope": "admin" });
     assert_eq!(client.post("/keys", &admin).await.status, 403);
-    // A key that is given is printed, and none is made.
+    // A given key is printed, and no key is created.
     let given = key.replace("e2b_", "atl_");
     let surroundings = [here[0], ("ATOLL_API_KEY", &given)];
     assert_eq!(

@@ -1,14 +1,14 @@
-"""What the programs share."""
+"""Assertions and waits of the test programs."""
 
 import time
 
 
-def same(found, wanted):
-    assert found == wanted, f"{found!r} is not {wanted!r}"
+def same(found, expected):
+    assert found == expected, f"{found!r} is not {expected!r}"
 
 
 def raises(kind, *words):
-    """A block that must fail so; its message has these words."""
+    """A context in which an error of this class is expected, with a message that contains the words."""
     return _Raises(kind, words)
 
 
@@ -28,16 +28,16 @@ class _Raises:
         return True
 
 
-def until(what, condition, seconds=60):
-    """Waits for something to become true; what it became."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def until(description, condition, seconds=60):
+    """Polls until the condition is truthy, and returns its value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         found = condition()
         if found:
             return found
         time.sleep(0.01)
-    raise AssertionError(f"waited for {what}")
+    raise AssertionError(f"waited for {description}")
 
 
-# Leaves a megabyte of the file system at /run, which is in memory and small.
+# Command that leaves 1 MiB free on /run, a small tmpfs.
 FILL = "fallocate -l $(($(df --output=avail -B1 /run | tail -1) - 1048576)) /run/filler"

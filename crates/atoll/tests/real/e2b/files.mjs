@@ -98,12 +98,12 @@ async function watched(files) {
     wake()
   }
   const until = async (condition) => {
-    const late = AbortSignal.timeout(60_000)
+    const timeout = AbortSignal.timeout(60_000)
     while (!condition()) {
-      late.throwIfAborted()
+      timeout.throwIfAborted()
       await new Promise((resolve) => {
         wake = resolve
-        late.addEventListener('abort', resolve, { once: true })
+        timeout.addEventListener('abort', resolve, { once: true })
       })
     }
   }
@@ -128,8 +128,8 @@ async function watched(files) {
 async function signed(sandbox) {
   await sandbox.files.write('signed', 'here')
   for (const options of [{}, { user: 'root' }, { useSignatureExpiration: 60_000 }]) {
-    const answer = await fetch(await sandbox.downloadUrl('/home/user/signed', options))
-    same([answer.status, await answer.text()], [200, 'here'])
+    const response = await fetch(await sandbox.downloadUrl('/home/user/signed', options))
+    same([response.status, await response.text()], [200, 'here'])
   }
   const expired = await fetch(await sandbox.downloadUrl('signed', { useSignatureExpiration: -120_000 }))
   same([expired.status, await expired.json()], [401, { code: 401, message: 'signature is already expired' }])

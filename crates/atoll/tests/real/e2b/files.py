@@ -30,7 +30,7 @@ def contents(files):
     same(files.read("/home/user/../user//hello.txt"), "hello")
     same(bytes(files.read("hello.txt", format="bytes")), b"hello")
     same(b"".join(files.read("hello.txt", format="stream")), b"hello")
-    # A shorter one takes the place of a longer one.
+    # A write truncates a longer file.
     files.write("hello.txt", b"\x00\xff")
     same(bytes(files.read("hello.txt", format="bytes")), b"\x00\xff")
     files.write("from-io", io.BytesIO(b"io" * 100_000))
@@ -39,7 +39,7 @@ def contents(files):
     same(files.read("from-text"), "text")
     files.write("empty", "")
     same(files.read("empty"), "")
-    # Directories above are made.
+    # Missing parent directories are created.
     info = files.write("one/two/three.txt", "3")
     same(info.path, "/home/user/one/two/three.txt")
     above = files.get_info("one")
@@ -48,7 +48,7 @@ def contents(files):
     for name in ["with space", "ünïcödé 🦀", 'quo"te', "per%20cent", "plus+and&"]:
         same(files.write(name, name).path, f"/home/user/{name}")
         same(files.read(name), name)
-    # A size of 0 says nothing in /proc.
+    # Files of /proc have a size of 0 and contents.
     same(len(files.read("/proc/sys/kernel/random/boot_id").strip()), 36)
     large = bytes(range(256)) * 40_000
     files.write("large", large)
@@ -73,7 +73,7 @@ def several(files):
     same(files.read("/tmp/twice"), "1")
 
 
-def packed(files):
+def compressed(files):
     data = b"gzip " * 100_000
     files.write("packed", data, gzip=True)
     assert bytes(files.read("packed", format="bytes", gzip=True)) == data
@@ -88,7 +88,7 @@ def metadata(files):
     same(files.get_info("labelled").metadata, expected)
     same([it.metadata for it in files.list(".") if it.name == "labelled"], [expected])
     same(files.rename("labelled", "moved").metadata, expected)
-    # Each upload replaces all of it.
+    # An upload replaces all metadata.
     files.write("moved", "y", metadata={"author": "bob"})
     same(files.get_info("moved").metadata, {"author": "bob"})
     files.write("moved", b"z", use_octet_stream=True, metadata={"k": "v"})
@@ -97,7 +97,7 @@ def metadata(files):
     assert not files.get_info("moved").metadata
 
 
-def described(sandbox):
+def entry_info(sandbox):
     files = sandbox.files
     files.write("d/file.txt", "12345")
     sandbox.commands.run("chmod 640 d/file.txt && ln -s d/file.txt link && ln -s nowhere broken && ln -s d to-d")
@@ -121,7 +121,7 @@ def described(sandbox):
     assert files.exists("link") and files.exists("broken") and not files.exists("nowhere")
     with raises(FileNotFoundException):
         files.get_info("nowhere")
-    # What has no name has a number.
+    # Ids without a name are shown as numbers.
     sandbox.commands.run("touch /home/user/numbered && chown 4711:4712 /home/user/numbered", user="root")
     numbered = files.get_info("numbered")
     same((numbered.owner, numbered.group), ("4711", "4712"))
@@ -263,7 +263,7 @@ def watched(sandbox):
         elif event.name == "entry":
             same((event.entry.path, event.entry.size), ("/home/user/w/entry", 5))
     handle.stop()
-    # Nothing in a sandbox is on a network, so there is nothing to refuse without it.
+    # A sandbox has no network mounts; the option is accepted and changes nothing.
     if "allow_network_mounts" in inspect.signature(files.watch_dir).parameters:
         handle = files.watch_dir("w", allow_network_mounts=True)
         files.write("w/allowed", "x")
@@ -280,8 +280,8 @@ def watched(sandbox):
 def fetch(url, data=None, headers=None):
     request = urllib.request.Request(url, data=data, headers=headers or {})
     try:
-        with urllib.request.urlopen(request) as answer:
-            return answer.status, answer.read()
+        with urllib.request.urlopen(request) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
 
@@ -307,7 +307,7 @@ def signed(sandbox):
     same((status, json.loads(body)), (401, {"code": 401, "message": "signature is already expired"}))
     status, body = fetch(sandbox.download_url("signed file").replace("signed", "other"))
     same((status, json.loads(body)), (401, {"code": 401, "message": "invalid signature"}))
-    # A link to read is none to write.
+    # A signature for reading is invalid for writing.
     status, body = fetch(sandbox.download_url("signed file"), *form("signed file", "changed"))
     same((status, json.loads(body)["message"]), (401, "invalid signature"))
     status, body = fetch(sandbox.upload_url("sent", use_signature_expiration=60), *form("other", "sent"))
@@ -355,7 +355,7 @@ def inside(sandbox):
 
 
 with Sandbox.create(timeout=120, envs={"GREETING": "hello"}) as sandbox:
-    for part in [contents, several, packed, metadata, changed, refused]:
+    for part in [contents, several, compressed, metadata, changed, refused]:
         part(sandbox.files)
-    for part in [described, listed, users, full, watched, signed, inside]:
+    for part in [entry_info, listed, users, full, watched, signed, inside]:
         part(sandbox)

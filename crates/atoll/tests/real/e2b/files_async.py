@@ -29,7 +29,7 @@ async def contents(files):
     await files.write("packed", b"gzip " * 1000, gzip=True, metadata={"k": "v"})
     same(await files.read("packed", gzip=True), "gzip " * 1000)
     same((await files.get_info("packed")).metadata, {"k": "v"})
-    # Many at once.
+    # Concurrent writes and reads.
     await asyncio.gather(*(files.write(f"at-once/{n}", str(n)) for n in range(20)))
     read = await asyncio.gather(*(files.read(f"at-once/{n}") for n in range(20)))
     same(read, [str(n) for n in range(20)])
@@ -70,7 +70,7 @@ async def watched(files):
     kind = FilesystemEventType
     seen = asyncio.Queue()
     await files.make_dir("w")
-    # Events come as a stream.
+    # The asynchronous client streams events.
     handle = await files.watch_dir("w", on_event=seen.put_nowait, recursive=True, include_entry=True)
     await files.write("w/new", "12345")
     events = [await asyncio.wait_for(seen.get(), 20) for _ in range(3)]
@@ -87,13 +87,13 @@ async def watched(files):
             await files.watch_dir(path, on_event=seen.put_nowait)
 
 
-async def ended():
+async def watch_ends():
     """A watch ends with its sandbox."""
-    over = asyncio.Event()
+    ended = asyncio.Event()
     sandbox = await AsyncSandbox.create(timeout=60)
-    await sandbox.files.watch_dir("/tmp", on_event=lambda _: None, on_exit=lambda _: over.set())
+    await sandbox.files.watch_dir("/tmp", on_event=lambda _: None, on_exit=lambda _: ended.set())
     await sandbox.kill()
-    await asyncio.wait_for(over.wait(), 20)
+    await asyncio.wait_for(ended.wait(), 20)
 
 
 async def main():
@@ -102,7 +102,7 @@ async def main():
         for part in [contents, tree, watched, refused]:
             await part(sandbox.files)
         await full(sandbox)
-        await ended()
+        await watch_ends()
     finally:
         await sandbox.kill()
 

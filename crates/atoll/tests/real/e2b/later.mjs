@@ -6,7 +6,7 @@ import { AuthenticationError, Sandbox, Secret, Template, Volume } from 'e2b'
 const template = Template().fromImage('debian').runCmd('true')
 const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
 try {
-  for (const [what, call] of [
+  for (const [feature, call] of [
     ['forks', () => sandbox.fork()],
     ['snapshots', () => sandbox.createSnapshot()],
     ['snapshots', () => sandbox.listSnapshots().nextItems()],
@@ -18,9 +18,9 @@ try {
     ['secrets', () => Secret.list().nextItems()],
     ['code interpreter', () => Sandbox.create('code-interpreter-v1', { timeoutMs: 60_000 })],
   ]) {
-    const error = await call().then(() => assert.fail(`${what}: nothing happened`), (error) => error)
-    assert.match(error.message, /does not support/, what)
-    assert(error.message.includes(what), error.message)
+    const error = await call().then(() => assert.fail(`${feature}: nothing happened`), (error) => error)
+    assert.match(error.message, /does not support/, feature)
+    assert(error.message.includes(feature), error.message)
   }
   // A request without a key gets only the authentication error.
   await assert.rejects(Volume.list({ apiKey: 'e2b_' + '0'.repeat(64) }), AuthenticationError)

@@ -1,4 +1,4 @@
-"""What comes later: each says so in words, in both clients."""
+"""Features that are not implemented: each returns an error that says so, in both clients."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from e2b import (
 
 from expect import raises
 
-LATER = "does not support"
+UNSUPPORTED = "does not support"
 TEMPLATE = Template().from_image("debian").run_cmd("true")
 ASYNC_TEMPLATE = AsyncTemplate().from_image("debian").run_cmd("true")
 
@@ -52,14 +52,14 @@ def async_calls(sandbox):
 
 async def asynchronously():
     async with await AsyncSandbox.create(timeout=60) as sandbox:
-        for what, call in async_calls(sandbox):
-            with raises(Exception, LATER, what):
+        for feature, call in async_calls(sandbox):
+            with raises(Exception, UNSUPPORTED, feature):
                 await call()
 
 
 with Sandbox.create(timeout=60) as sandbox:
-    for what, call in calls(sandbox):
-        with raises(Exception, LATER, what):
+    for feature, call in calls(sandbox):
+        with raises(Exception, UNSUPPORTED, feature):
             call()
     with raises(SandboxException, "501"):
         sandbox.create_snapshot()

@@ -45,7 +45,7 @@ async fn resume_on_a_full_machine_fails_and_keeps_the_pause() {
         .call("filesystem.Filesystem/Stat", &json!({ "path": "/" }))
         .await;
     assert_eq!(called.json()["code"], "resource_exhausted", "{called:?}");
-    // It is paused, and the request would resume it.
+    // The sandbox is paused, and the request would resume it.
     assert_eq!(client.get(&path).await.json()["state"], "paused");
     assert_eq!(agent.ask("GET", "/health", &[], "").await.status, 204);
     server.kill_and_start_with(&[]);

@@ -60,7 +60,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 "#;
 
-/// A sandbox that serves, and what its create answered.
+/// A sandbox with a server, and the response of its create.
 pub(super) async fn serving(client: &Client, request: Value) -> (String, Value) {
     let made = client.post("/e2b/v2/sandboxes", &request).await;
     assert_eq!(made.status, 201, "{made:?}");
@@ -79,7 +79,7 @@ pub(super) async fn serve(client: &Client, id: &str) {
     client.line(id, &line).await;
 }
 
-/// Asks a port by headers, with anonymous's key.
+/// Sends a request to a port by headers, without a key.
 pub(super) async fn ask(client: &Client, id: &str, port: u16, more: &[(&str, &str)]) -> Answer {
     let port = port.to_string();
     let mut headers = vec![("e2b-sandbox-id", id), ("e2b-sandbox-port", &port)];
@@ -115,7 +115,7 @@ async fn port_is_reached_by_headers_and_by_host() {
     let posted = anonymous.send("POST", "/", &headers, "body").await;
     assert_eq!((posted.status, &posted.body[..]), (201, &b"body"[..]));
 
-    // Both ways also for what a connection becomes.
+    // After an upgrade both directions work too.
     for named in [true, false] {
         let mut request = format!("ws://{}/socket", client.address)
             .into_client_request()
@@ -244,7 +244,7 @@ async fn anonymous_visitors_leave_half_of_the_connections_free() {
     let refused = ask(&client, &id, PORT, &[]).await;
     assert_eq!(refused.status, 503, "{refused:?}");
     assert_eq!(refused.headers["retry-after"], "5");
-    // With a credential there is room, for the API and for the same port.
+    // Requests with a credential are served, by the API and by the same port.
     let path = format!("/sandboxes/{id}/ports/{PORT}/url");
     let link = client.post(&path, &json!({})).await.json();
     let token = link["token"].as_str().unwrap();

@@ -6,8 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
 use super::ports::{DOMAIN, PORT, serve, serving};
 use crate::api::{Answer, Client, Server};
@@ -24,6 +26,23 @@ async fn key(client: &Client, scope: &str) -> String {
     let request = json!({ "name": scope, "scope": scope });
     let made = client.post("/keys", &request).await.json();
     made["key"].as_str().unwrap().to_owned()
+}
+
+/// Opens a WebSocket to the server in the sandbox, and checks that it echoes a message.
+async fn echo_socket(
+    client: &Client,
+    id: &str,
+    query: &str,
+) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
+    let request = format!("ws://{}/socket?{query}", client.address);
+    let mut request = request.into_client_request().unwrap();
+    let host = format!("{PORT}-{id}.{DOMAIN}");
+    request.headers_mut().insert("host", host.parse().unwrap());
+    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
+    socket.send(Message::text("hello")).await.unwrap();
+    let echo = socket.next().await.unwrap().unwrap();
+    assert_eq!(echo.into_text().unwrap().as_str(), "hello");
+    socket
 }
 
 async fn ticket(client: &Client) -> String {
@@ -50,7 +69,7 @@ async fn ask(
     anonymous.send("GET", path, &headers, Bytes::new()).await
 }
 
-/// An answer without what no two answers have in common, and with `ID` for the sandbox.
+/// A response without the parts that always differ, and with `ID` for the id of the sandbox.
 fn comparable(answer: &Answer, id: &str) -> (u16, Vec<(String, String)>, String) {
     let headers = answer.headers.iter();
     let headers = headers.filter(|(name, _)| *name != "x-request-id" && *name != "date");
@@ -161,14 +180,7 @@ async fn private_port_accepts_keys_tickets_and_the_traffic_token() {
     assert_eq!(health.status, 204);
 
     // The connection ends with the key.
-    let request = format!("ws://{}/socket?api_key={all}", client.address);
-    let mut request = request.into_client_request().unwrap();
-    let host = format!("{PORT}-{id}.{DOMAIN}");
-    request.headers_mut().insert("host", host.parse().unwrap());
-    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
-    socket.send(Message::text("hello")).await.unwrap();
-    let back = socket.next().await.unwrap().unwrap();
-    assert_eq!(back.into_text().unwrap().as_str(), "hello");
+    let mut socket = echo_socket(&client, &id, &format!("api_key={all}")).await;
     let keys = client.get("/keys").await.array();
     let made = keys.iter().find(|key| key["name"] == "sandbox:*").unwrap();
     let path = format!("/keys/{}", made["keyID"].as_str().unwrap());
@@ -196,7 +208,7 @@ async fn unauthenticated_requests_do_not_prevent_idling() {
         ask(&client, &id, (PORT, false), "/", &[]).await;
         assert_eq!(client.get(&path).await.json()["state"], "paused");
     }
-    // A caller with a key wakes it.
+    // A request with a key resumes it.
     let key = client.key.clone().unwrap();
     let shown = [("x-api-key", key.as_str())];
     let closed = ask(&client, &id, (PORT, false), "/", &shown).await;
@@ -257,7 +269,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
     assert_eq!(made["url"], expected);
     let cookie = format!("a=1; atoll_token={token}; b=2");
     let query = format!("/page?a=1&atoll_token={token}&b=2");
-    // The program sees nothing of the link, whichever way it comes.
+    // The program does not see the link, in whichever form it is sent.
     for by_host in [false, true] {
         let at = (PORT, by_host);
         let first = ask(&client, &id, at, &query, &[]).await;
@@ -269,7 +281,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
             .headers
             .get("set-cookie")
             .map(|set| set.to_str().unwrap());
-        // A cookie is for a host: by headers all sandboxes have the same.
+        // A cookie belongs to a host name; with headers all sandboxes have the same one.
         assert_eq!(set.is_some(), by_host, "{set:?}");
         if let Some(set) = set {
             assert!(
@@ -286,7 +298,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
             assert_eq!((next.status, &next.json()["path"]), (200, &json!("/next")));
             assert!(!next.headers.contains_key("set-cookie"));
         }
-        // Neither for another port nor for another sandbox nor changed.
+        // The link is invalid for another port, for another sandbox and if it is changed.
         let unknown = ask(&client, "i0123456789abcdefghij", at, &query, &[]).await;
         let unknown = comparable(&unknown, "i0123456789abcdefghij");
         let other = client.sandbox(&json!({ "timeout": 0 })).await;
@@ -301,21 +313,14 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
             assert_eq!(comparable(&refused, id), unknown, "{port} {path}");
         }
     }
-    // A WebSocket is a request too.
-    let request = format!("ws://{}/socket?atoll_token={token}", client.address);
-    let mut request = request.into_client_request().unwrap();
-    let host = format!("{PORT}-{id}.{DOMAIN}");
-    request.headers_mut().insert("host", host.parse().unwrap());
-    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
-    socket.send(Message::text("hello")).await.unwrap();
-    let back = socket.next().await.unwrap().unwrap();
-    assert_eq!(back.into_text().unwrap().as_str(), "hello");
+    // The link also permits a WebSocket.
+    echo_socket(&client, &id, &format!("atoll_token={token}")).await;
 
     let short = link(&client, &id, PORT, 1).await;
     let path = format!("/?atoll_token={}", short["token"].as_str().unwrap());
     let over = async { while ask(&client, &id, (PORT, true), &path, &[]).await.status == 200 {} };
     tokio::time::timeout(DEADLINE, over).await.unwrap();
-    // Signing needs the right to use ports, and a port that a program can have.
+    // Signing needs the scope to use ports, and a valid port.
     let reader = client.with_key(Some(&key(&client, "sandbox:read").await));
     let here = format!("/sandboxes/{id}/ports");
     for (client, port, body, status) in [
@@ -331,7 +336,7 @@ async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
     server.close().await;
 }
 
-/// Answers every request with its own head.
+/// A server that responds with the head of each request.
 const ECHO: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 8000))
@@ -387,7 +392,7 @@ async fn programs_in_a_sandbox_never_see_credentials_of_the_server() {
     let cookies = format!("a=1; atoll={key};  b=\"two\"; t={ticket}; c={digest}=");
     let referer = format!("http://page.test/x?a=1&api_key={other}&b=%20");
     let protocols = format!("chat, {key}, {traffic}");
-    // The query that is sent, and what comes of it.
+    // Query of the request, and query that the program receives.
     let queries = [
         ("a=1&b=%2f&&c=d+e&=".to_owned(), "?a=1&b=%2f&&c=d+e&="),
         (format!("api_key={key}"), ""),
@@ -416,7 +421,7 @@ async fn programs_in_a_sandbox_never_see_credentials_of_the_server() {
         };
         assert_eq!(line, format!("GET /p%20q{expected} HTTP/1.1"));
     }
-    // The header that is sent, and what comes of it.
+    // Header of the request, and header that the program receives.
     let kept = format!("a=1;  b=\"two\"; c={digest}=");
     for (name, sent, expected) in [
         ("authorization", bearer.as_str(), None),
@@ -520,7 +525,7 @@ fn signed(path: &str, token: &str) -> String {
     format!("/files?path={path}&signature=v1_{hash}")
 }
 
-/// The best time of many for a refusal, below what one address may ask in a second.
+/// The shortest time of many rejected requests, below the rate limit of one address.
 async fn searching(client: &Client, link: &str) -> Duration {
     let mut best = Duration::MAX;
     for _ in 0..30 {
@@ -574,7 +579,7 @@ async fn port_of_the_e2b_api_is_public_unless_secured() {
         let (id, _) = serving(&client, request).await;
         let page = ask(&client, &id, (PORT, false), "/", &[]).await;
         assert_eq!(page.status, status, "{page:?}");
-        // A key of its org is enough for either.
+        // A key of the org is sufficient for both.
         let key = client.key.clone().unwrap();
         let page = ask(&client, &id, (PORT, false), "/", &[("x-api-key", &key)]).await;
         assert_eq!(page.status, 200, "{page:?}");

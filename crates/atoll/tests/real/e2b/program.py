@@ -1,8 +1,9 @@
-"""Runs a program to its end, and leaves without the end of its interpreter.
+"""Runs a program, and exits without finalizing the interpreter.
 
-Both releases of E2B's client ask through pyqwest, whose threads want the interpreter when a call is answered or given up; before Python
-3.14 one that ends just then is aborted by that. No server can help it: one of a few lines, which answers everything whole,
-saw 8 (2.45.1) and 33 (2.63.0) of 120 programs die that gave calls up before they ended."""
+Both releases of E2B's client send requests through pyqwest, whose threads acquire the interpreter lock when a call completes
+or is cancelled. Before Python 3.14 an interpreter that is being finalized at that moment aborts the process. The server
+cannot prevent this: with a minimal server, 8 (2.45.1) and 33 (2.63.0) of 120 programs that cancelled calls before their
+exit were aborted."""
 
 import os
 import runpy

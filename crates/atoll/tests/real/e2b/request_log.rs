@@ -31,7 +31,7 @@ async fn sandbox_requests_have_ids_and_are_logged_and_counted() {
     let closed = ask(&client, &id, PORT + 1, &[]).await;
     let gone = ask(&client, &format!("i{}", "0".repeat(20)), PORT, &[]).await;
 
-    // Headers of a program's answer are its own.
+    // Response headers of a program are not changed.
     assert_eq!((page.status, request_id(&page)), (200, None));
     assert!(!page.headers.contains_key("x-content-type-options"));
     let log = server.log();

@@ -10,7 +10,7 @@ from e2b import Sandbox, SandboxException
 from expect import raises, same
 
 
-class Losing(http.server.BaseHTTPRequestHandler):
+class LossyProxy(http.server.BaseHTTPRequestHandler):
     """Forwards requests and replaces the first response by an error."""
 
     keys = []
@@ -23,8 +23,8 @@ class Losing(http.server.BaseHTTPRequestHandler):
         names = ("Content-Type", "X-API-KEY", "Idempotency-Key")
         headers = {name: self.headers[name] for name in names if self.headers[name]}
         request = urllib.request.Request(os.environ["E2B_SANDBOX_URL"] + "/e2b" + self.path, body, headers)
-        with urllib.request.urlopen(request) as answer:
-            content = answer.read()
+        with urllib.request.urlopen(request) as response:
+            content = response.read()
         self.keys.append(self.headers["Idempotency-Key"])
         self.send_response(503 if len(self.keys) == 1 else 201)
         self.send_header("Content-Type", "application/json")
@@ -38,11 +38,11 @@ def count():
 
 
 def main():
-    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Losing)
+    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), LossyProxy)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{proxy.server_port}"
     sandbox = Sandbox.create(timeout=100, idempotency_key="once", api_url=url)
-    same(Losing.keys, ["once", "once"])
+    same(LossyProxy.keys, ["once", "once"])
     same(count(), 1)
     # A repeated request returns the same sandbox; a different request with the same key is refused.
     same(Sandbox.create(timeout=100, idempotency_key="once").sandbox_id, sandbox.sandbox_id)

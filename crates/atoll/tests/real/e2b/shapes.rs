@@ -196,7 +196,7 @@ async fn sandboxes_have_the_fields_that_clients_parse() {
     shaped("SandboxDetail", &detail, &[LISTED, DETAIL]);
     shaped("lifecycle", &detail["lifecycle"], &[LIFECYCLE]);
     shaped("network", &detail["network"], &[NETWORK]);
-    // A start has microseconds: lists are ordered by it.
+    // Start times have microseconds, because lists are ordered by them.
     let started = detail["startedAt"].as_str().unwrap();
     assert_eq!(
         started.split_once('.').unwrap().1.len(),

@@ -159,7 +159,7 @@ async fn open_streams_are_aborted_when_their_sandbox_ends() {
     post(path, json!({ "memory": false })).await;
     assert_eq!(failure(&mut stream).await, over());
     assert_eq!(agent.ask("GET", "/health", &[], "").await.status, 204);
-    // A process that is killed alone ends as one that is killed.
+    // A process that is killed without its sandbox ends with the signal.
     let agent = Agent::make(&client).await;
     let (mut stream, _) = agent.start("kill -9 $$", &[]).await;
     let rest = stream.rest().await;
@@ -304,7 +304,7 @@ async fn rate_limit_errors_use_the_format_of_the_called_api() {
         (429, &json!(429))
     );
     assert_eq!(refused.headers["retry-after"], "1");
-    // A key that is no good is no good, however often it comes.
+    // An invalid key gets 401, however often it is sent.
     let invalid = client.with_key(Some("e2b_00"));
     assert_eq!(invalid.get("/e2b/v2/sandboxes").await.status, 401);
     // The cleanup must not be refused.

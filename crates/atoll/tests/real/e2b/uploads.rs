@@ -27,7 +27,7 @@ async fn file_metadata_is_printable_and_bounded() {
         let headers = [octets, (name, value)];
         let path = "/files?path=labelled";
         let answer = agent.ask("POST", path, &headers, "x").await;
-        // A file system may have less room for it than we take.
+        // The file system may have less space than the upload.
         let full = answer.status == 507 && value.len() > 4000;
         assert!(
             answer.status == status || full && status == 200,

@@ -87,7 +87,7 @@ async fn a_deadline_ends_daemons_too() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
     let line = "/probe daemon 300; setsid /probe ignore-term 300 & exec /probe sleep 300";
-    // On a slow machine the daemons may not have started before the deadline: then it is longer.
+    // On a slow machine the daemons may not have started before the deadline; the test retries with a longer one.
     let mut started = false;
     for seconds in [2, 8, 30] {
         let spec = ExecSpec::shell(line).deadline(Duration::from_secs(seconds));
@@ -131,7 +131,7 @@ async fn surviving_children_do_not_delay_the_end_of_the_command() {
             world.runtime.usage(&id).unwrap().pids == 2
         });
         stdout_text(&world.probe(&id, "user", &there).await);
-        // It is an orphan of the sandbox, which takes it along.
+        // The orphaned process ends with the sandbox.
         world.runtime.delete(&id).await.unwrap();
     }
     world.close().await;
@@ -200,7 +200,7 @@ async fn a_signal_spares_other_commands() {
         });
         second.signal(2).await.unwrap();
         assert_eq!(second.wait().await.signal, Some(2));
-        // To one that has ended, both are harmless.
+        // Both calls have no effect on an ended command.
         second.signal(9).await.unwrap();
         let _ = second.kill();
         stdout_text(&world.probe(id, "user", &["true"]).await);
@@ -248,7 +248,7 @@ async fn ended_commands_do_not_accumulate_control_groups() {
         let entries = std::fs::read_dir(&group).unwrap().flatten();
         entries.filter(|entry| entry.path().is_dir()).count()
     };
-    // A few are kept for the next commands; the next one takes away what was still busy.
+    // A few cgroups are kept for reuse; the next command removes those that were still busy.
     wait_for("few directories of execs", DEADLINE, || leaves() <= 4);
     world.close().await;
 }

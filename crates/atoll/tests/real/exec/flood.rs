@@ -88,7 +88,7 @@ async fn rest(reader: &mut OutputReader, mut position: u64) -> u64 {
     }
 }
 
-/// Each line of what the probe writes is its own number; some of them are looked at.
+/// The probe writes its line numbers; some lines are checked.
 fn check(position: u64, bytes: &[u8]) {
     let first = position.div_ceil(16);
     let lines = bytes[(first * 16 - position) as usize..].chunks_exact(16);
@@ -110,7 +110,7 @@ async fn unread_output_is_limited_to_its_window() {
         start > 0 && (WINDOW..=WINDOW + SLACK).contains(&(end - start)),
         "{start} {end}"
     );
-    // A late reader gets a gap, and then the rest.
+    // A late reader receives a gap, then the retained output.
     let mut reader = control.output(0);
     let gap = reader.next().await.unwrap().unwrap();
     assert_eq!(gap, OutputChunk::Gap { from: 0, to: start });

@@ -52,7 +52,7 @@ async fn an_unknown_user_is_named() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn supplementary_groups_come_from_the_files_of_the_sandbox() {
     in_both(async |world, id| {
-        // Only one of the two kinds has one.
+        // Only one of the two templates has `/etc`.
         world.probe(id, "root", &["remove", "/etc"]).await;
         for words in [
             ["mkdir", "/etc", ""],

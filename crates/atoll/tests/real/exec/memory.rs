@@ -20,7 +20,7 @@ async fn only_the_command_over_the_limit_reports_out_of_memory() {
     assert!(eaten.status.oom_killed, "{eaten:?}");
     killed.kill().unwrap();
     signalled.signal(9).await.unwrap();
-    // A process inside kills the third.
+    // A process in the sandbox kills the third command.
     let line = format!("kill -9 {}", inside.handle.info().pid);
     let kill = ExecSpec::shell(line).user("root").deadline(DEADLINE);
     assert!(world.exec(&id, kill).await.status.success());

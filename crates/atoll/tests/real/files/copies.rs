@@ -123,7 +123,7 @@ async fn directory_is_copied_recursively() {
             code(copy(&files, "/from", "/to", false).await),
             Code::FileExists
         );
-        // Onto one that is there: into it, over what has the same name.
+        // A copy to an existing directory goes into it and replaces entries of the same name.
         files.write("/to/a/file", "changed").await;
         files.write("/to/other", "stays").await;
         copy(&files, "/from", "/to", true).await.unwrap();

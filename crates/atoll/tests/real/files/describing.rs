@@ -158,13 +158,13 @@ async fn upload_keeps_the_inode_and_belongs_to_the_user() {
         assert_eq!(files.text("/there").await, "short");
         assert_eq!(files.stat("/there").await.uid, 1000);
         assert_eq!(files.stat("/link").await.kind, FileKind::Link);
-        // With directories above it, which are the user's too.
+        // Created parent directories belong to the user too.
         put(&files, &owner(), "/new/dir/file", "x", none())
             .await
             .unwrap();
         let above = files.stat("/new/dir").await;
         assert_eq!((above.uid, above.mode), (1000, 0o755));
-        // With the user's own rights nothing is given away.
+        // With the rights of the user, the owner cannot be changed.
         assert_eq!(
             code(put(&files, &user(), "/denied", "x", none()).await),
             Code::PermissionDenied
@@ -177,7 +177,7 @@ async fn upload_keeps_the_inode_and_belongs_to_the_user() {
                 "{path}"
             );
         }
-        // Given up half-way, a new file is gone.
+        // After an aborted write, the new file does not exist.
         let mut writer = world
             .runtime
             .write_file_with_attributes(id, &owner(), b"/half", none())

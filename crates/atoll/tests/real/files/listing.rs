@@ -1,11 +1,11 @@
-//! Listing directories: order, depth, limits, and what is not followed.
+//! Listing of directories: order, depth, limits, and links that are not followed.
 
 use atoll_model::{Code, FileKind, RunAs};
 
 use super::{Files, code, user};
 use crate::harness::in_both;
 
-/// A small tree, made as root.
+/// Creates a small tree as root.
 async fn grow(files: &Files<'_>) {
     files.mkdir("/tree/b/deep/deeper").await;
     files.mkdir("/tree/a").await;

@@ -28,7 +28,7 @@ async fn relative_paths_and_the_tilde_start_at_home() {
         assert_eq!(files.text("/root/roots").await, "x");
         let home = world.runtime.stat(id, &user(), b"~", false).await.unwrap();
         assert_eq!(home.path, b"/home/user");
-        // Only a path of its own or before a slash.
+        // `~` is expanded only alone or before a slash.
         files
             .try_write(&user(), "~name", "x", REPLACE)
             .await

@@ -100,7 +100,7 @@ async fn files_and_directories_are_removed() {
         for path in ["/file", "/empty", "/full"] {
             assert!(!files.exists(path).await, "{path}");
         }
-        // A link is removed, what it leads to is not.
+        // A remove of a link keeps its target.
         assert_eq!(files.text("/spared/file").await, "x");
         files.link("/spared", "/link").await;
         remove(&root, "/link", true).await.unwrap();
@@ -159,7 +159,7 @@ async fn files_and_directories_are_renamed() {
             code(rename(&root, "/gone", "/full", true).await),
             Code::Conflict
         );
-        // A link itself, not what it leads to.
+        // The link itself is moved, not its target.
         files.link("/other/dir/below/file", "/link").await;
         rename(&root, "/link", "/moved", false).await.unwrap();
         assert_eq!(files.stat("/moved").await.kind, FileKind::Link);
@@ -193,7 +193,7 @@ async fn directories_of_the_template_are_renamed_and_removed() {
         .remove(&id, &root, b"/etc", true)
         .await
         .unwrap();
-    // PID 1 and its helpers need nothing of it; another sandbox still has it all.
+    // PID 1 and helpers work without the files of the template; another sandbox still has them.
     assert!(stdout_text(&world.probe(&id, "user", &["id"]).await).starts_with("uid 1000 "));
     assert_eq!(
         Files::of(&world, &other).names("/usr/share/doc").await,

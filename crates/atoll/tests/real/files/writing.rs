@@ -97,7 +97,7 @@ async fn written_bytes_precede_spliced_bytes() {
             Files::of(world, id).text("/home/user/parts").await,
             "begin middle end"
         );
-        // A file is sent from where it stands.
+        // A file is sent from its current position.
         assert_eq!(file.read(&mut [0]).unwrap(), 0);
     })
     .await;
@@ -268,7 +268,7 @@ async fn writes_are_checked_against_the_user_permissions() {
         }
         assert_eq!(files.text("/roots").await, "old");
         assert!(!files.exists("/new").await);
-        // A file of its own in a directory that is not: only in place.
+        // The user's own file in a directory of another user can only be written in place.
         let handed = world
             .runtime
             .chown(id, &RunAs::root(), b"/roots", "user", "")

@@ -45,7 +45,7 @@ async fn check(runtime: &LocalRuntime, id: &SandboxId, limits: Limits) {
         let exec = runtime.exec(id, spec).await.unwrap();
         exec.finish(b"", 1 << 16).await.unwrap()
     };
-    // Twice: by a child that waited, and by one that was made now.
+    // A second command sees the same values.
     for _ in 0..2 {
         let processors = (limits.cpus.0.div_ceil(1000) as usize).min(host);
         assert_eq!(
@@ -114,7 +114,7 @@ async fn warm_sandbox_gets_the_requested_size() {
         writer.commit().await.unwrap();
         check(&world.runtime, &info.id, limits).await;
     }
-    // Whether or not it has room in a warm one.
+    // The smallest limits, whether or not a warm sandbox can be changed to them.
     let least = atoll_model::SandboxSpec {
         limits: Limits {
             disk: Limits::default().disk,
@@ -124,7 +124,7 @@ async fn warm_sandbox_gets_the_requested_size() {
     };
     let least = world.runtime.create(least).await.unwrap();
     stdout_text(&world.exec(&least.id, ExecSpec::argv(["true"])).await);
-    // Stored, and not only returned.
+    // The limit is enforced, not only reported.
     let small = world.runtime.list().pop().unwrap().id;
     let crowd = "for i in $(seq 40); do sleep 300 & done";
     let done = world.exec(&small, ExecSpec::shell(crowd)).await;
@@ -163,7 +163,7 @@ async fn requested_template_is_warm_for_the_next_create() {
     };
     let first = world.runtime.create(create()).await.unwrap();
     assert!(!first.timings.root.is_zero(), "{first:?} cannot be warm");
-    // One of base makes room for one of the other: which one is ready can be seen only by taking it.
+    // A warm sandbox of the other template replaces one of `base`. Only a create shows which ones are ready.
     wait_for("one of the template", DEADLINE, || {
         let made = tokio::task::block_in_place(|| {
             tokio::runtime::Handle::current().block_on(world.runtime.create(create()))
@@ -213,7 +213,7 @@ async fn a_running_sandbox_grows_and_shrinks() {
 async fn a_program_that_runs_keeps_its_processors() {
     let world = World::open().await;
     if world.runtime.facts().processors.len() < 2 {
-        // There is nothing to keep.
+        // With one processor the number cannot change.
         return world.close().await;
     }
     let id = world.sandbox_spec(Kind::Base, limited(1000, 1 << 30)).await;
@@ -286,7 +286,7 @@ async fn paused_and_stopped_sandboxes_resume_with_the_new_size() {
     let world = World::open().await;
     for kind in KINDS {
         let id = world.sandbox(kind).await;
-        // So that a child waits.
+        // A command before the pause.
         stdout_text(&world.probe(&id, "user", &["true"]).await);
         world.runtime.pause(&id).await.unwrap();
         for limits in [size(500, 256 << 20, 99), size(1000, 128 << 20, 50)] {

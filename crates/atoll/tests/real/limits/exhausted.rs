@@ -6,7 +6,7 @@ use atoll_testkit::wait_for;
 use super::limited;
 use crate::harness::{DEADLINE, Kind, World, stdout_text};
 
-/// PID 1 is worth more than any program of its sandbox: here it is made worth less, from outside.
+/// Programs have a higher OOM score than PID 1. The test raises the score of PID 1 from outside.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oom_killed_pid_1_is_reported_as_out_of_memory() {
     let world = World::open().await;
@@ -19,7 +19,7 @@ async fn oom_killed_pid_1_is_reported_as_out_of_memory() {
     let eat = "head -c 33554432 /dev/zero > /dev/shm/f; echo ready; read -r go; exec /probe c02-memory anon 536870912";
     let eater = ExecSpec::shell(eat).piped_stdin();
     let mut eater = world.runtime.exec(&id, eater).await.unwrap();
-    // It has started: PID 1 does not change OOM scores any more.
+    // After the start of the program PID 1 does not change OOM scores.
     let mut text = [0; 6];
     assert_eq!(eater.stdout.read(&mut text).await.unwrap(), 6);
     let pid = world.runtime.host_pid(&id).unwrap();
@@ -32,7 +32,7 @@ async fn oom_killed_pid_1_is_reported_as_out_of_memory() {
     assert_eq!(info.reason, Some(StopReason::Oom));
     drop(eater);
     stdout_text(&world.probe(&neighbour, "user", &["true"]).await);
-    // It can be started, and then works normally.
+    // The sandbox can be started, and works.
     let info = world.runtime.start(&id).await.unwrap();
     assert_eq!((info.state, info.reason), (SandboxState::Running, None));
     stdout_text(&world.probe(&id, "user", &["true"]).await);

@@ -6,11 +6,11 @@ import time
 
 from host import host, only_text, wait_for
 
-# A gigabyte; over a line that breaks every few kilobytes, as much as comes through in time.
-MUCH = 1_000_000_000 if os.environ["LINE"] == os.environ["ATOLL_URL"] else 300_000
+# Bytes of output. Less over a connection that breaks every few kilobytes, so that it arrives in time.
+LARGE = 1_000_000_000 if os.environ["SESSION_URL"] == os.environ["ATOLL_URL"] else 300_000
 
 
-async def endings(session):
+async def exit_texts(session):
     output = await session.text("run_command", command="echo begun; sleep 1000", timeout=5)
     assert output.startswith("begun\n[ended after 5 s"), output
     output = await session.text("run_command", command="sleep 1000", timeout=0.5)
@@ -19,40 +19,40 @@ async def endings(session):
     assert await session.text("run_command", command="kill -9 $$") == "[killed by signal 9]"
 
 
-async def much(session):
+async def large_output(session):
     """Large output is read to its end; only a part is returned and held in memory."""
-    out = await session.text("run_command", command=f"echo first; yes | head -c {MUCH}; echo last", timeout=120)
+    out = await session.text("run_command", command=f"echo first; yes | head -c {LARGE}; echo last", timeout=120)
     assert out.startswith("first\ny\n") and out.endswith("y\nlast") and len(out) < 31_000, len(out)
-    left = f"[{MUCH + len('first') + len('last') + 2 - 30_000} bytes left out]"
+    left = f"[{LARGE + len('first') + len('last') + 2 - 30_000} bytes left out]"
     assert left in out, (left, out[14_990:15_060])
     with open(f"/proc/{session.pid}/status") as status:
-        [most] = [int(line.split()[1]) for line in status if line.startswith("VmHWM")]
-    assert most < 64_000, f"{most} kB"
-    # The whole answer, as it goes to the host.
+        [peak] = [int(line.split()[1]) for line in status if line.startswith("VmHWM")]
+    assert peak < 64_000, f"{peak} kB"
+    # The complete response, as the host receives it.
     done = await session.call("run_command", command="seq 1 200000")
     size = len(done.model_dump_json(by_alias=True, exclude_none=True))
     assert "left out]" in only_text(done) and size < 40_000, size
 
 
-async def news(session):
-    heard = []
+async def progress_updates(session):
+    updates = []
 
-    async def hear(progress, total, message):
-        heard.append((progress, total, message))
+    async def on_progress(progress, total, message):
+        updates.append((progress, total, message))
 
     done = await session.call(
-        "run_command", hear, command="for i in 1 2 3; do echo $i; sleep 1; done; echo ü", timeout=30
+        "run_command", on_progress, command="for i in 1 2 3; do echo $i; sleep 1; done; echo ü", timeout=30
     )
     assert only_text(done) == "1\n2\n3\nü", done
-    assert "".join(message or "" for _, _, message in heard) == "1\n2\n3\nü\n", heard
-    assert len(heard) >= 3 and {total for _, total, _ in heard} == {30}, heard
-    assert [progress for progress, _, _ in heard] == sorted(progress for progress, _, _ in heard), heard
+    assert "".join(message or "" for _, _, message in updates) == "1\n2\n3\nü\n", updates
+    assert len(updates) >= 3 and {total for _, total, _ in updates} == {30}, updates
+    assert [progress for progress, _, _ in updates] == sorted(progress for progress, _, _ in updates), updates
 
 
 async def cancelled(session):
-    """The host gives up: everything that was started ends, and the session goes on."""
-    running, begun = session.begin("run_command", command="sleep 1000 & echo begun; sleep 1000", timeout=900)
-    await begun.wait()
+    """A cancelled call kills all processes of its command, and the session continues."""
+    running, started = session.begin("run_command", command="sleep 1000 & echo begun; sleep 1000", timeout=900)
+    await started.wait()
     both = "until [ $(pgrep -c -x sleep) = 2 ]; do :; done; echo both"
     assert await session.text("run_command", command=both) == "both"
     running.cancel()
@@ -61,24 +61,24 @@ async def cancelled(session):
         raise AssertionError("it was not cancelled")
     except asyncio.CancelledError:
         pass
-    count, end = "", time.monotonic() + 30
+    count, deadline = "", time.monotonic() + 30
     while count != "0":
-        assert time.monotonic() < end, f"{count} are left"
+        assert time.monotonic() < deadline, f"{count} are left"
         count = await session.text("run_command", command="pgrep -c -x sleep || true")
 
 
 async def main():
     for mode in ("auto", "legacy"):
         async with host(mode=mode) as session:
-            await endings(session)
-            await news(session)
+            await exit_texts(session)
+            await progress_updates(session)
             await cancelled(session)
     async with host() as session:
-        await much(session)
-    # The host goes in the middle of one.
+        await large_output(session)
+    # The host closes the session during a command.
     async with host() as session:
-        running, begun = session.begin("run_command", command="echo begun; sleep 1000", timeout=900)
-        await begun.wait()
+        running, started = session.begin("run_command", command="echo begun; sleep 1000", timeout=900)
+        await started.wait()
     assert running.done()
     wait_for("the end of the session", lambda: not alive(session.pid))
 

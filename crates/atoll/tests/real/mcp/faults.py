@@ -3,12 +3,12 @@
 import asyncio
 import os
 
-from host import ask, host
+from host import api, host
 from mcp import MCPError
 
 
 async def inputs(session):
-    for name, given, part in [
+    for name, arguments, part in [
         ("read_file", {}, "missing field `path`"),
         ("read_file", {"path": 3}, "path: invalid type"),
         ("read_file", {"path": "f", "lines": 2}, "unknown field `lines`"),
@@ -24,10 +24,10 @@ async def inputs(session):
         ("create_sandbox", {"name": "Not A Name"}, "alias"),
         ("remove_sandbox", {}, "sandbox is missing"),
     ]:
-        code, text = await session.fault(name, **given)
+        code, text = await session.fault(name, **arguments)
         assert code == "INVALID_REQUEST" and part in text and "hint: " in text, text
     assert (await session.fault("create_sandbox", template="nothing"))[0] == "UNKNOWN_TEMPLATE"
-    # A fault of the protocol is one of the protocol.
+    # An unknown tool is a protocol error.
     try:
         await session.call("no_such_tool")
         raise AssertionError("a tool that is not there answers")
@@ -35,12 +35,12 @@ async def inputs(session):
         assert "no_such_tool" in str(error), error
 
 
-async def places(session):
+async def paths(session):
     await session.text(
         "run_command",
         command="mkdir d; touch d/f; printf 'a\\0b' > binary; echo one > f; mkfifo pipe; printf 'a\\nb' > unended",
     )
-    for name, given, wanted in [
+    for name, arguments, expected in [
         ("read_file", {"path": "nothing"}, "FILE_NOT_FOUND"),
         ("read_file", {"path": "d"}, "NOT_A_FILE"),
         ("read_file", {"path": "pipe"}, "NOT_A_FILE"),
@@ -63,8 +63,8 @@ async def places(session):
         ("run_command", {"command": "true", "sandbox": "missing"}, "SANDBOX_NOT_FOUND"),
         ("remove_sandbox", {"sandbox": "missing"}, "SANDBOX_NOT_FOUND"),
     ]:
-        code, text = await session.fault(name, **given)
-        assert code == wanted, (name, given, text)
+        code, text = await session.fault(name, **arguments)
+        assert code == expected, (name, arguments, text)
     await removal(session)
     _, text = await session.fault("read_file", path="unended", start_line=3)
     assert "has 2 lines" in text, text
@@ -79,33 +79,34 @@ async def places(session):
 
 
 async def removal(session):
-    """What was not there is a fault; but behind a break it may be that the first request took it away."""
+    """Removal of a missing file is an error. After a broken connection it can be a success: the first attempt of the
+    request may have removed the file."""
     result = await session.call("remove_file", path="nothing")
     if result.is_error:
         assert result.structured_content["code"] == "FILE_NOT_FOUND", result
     else:
-        assert os.environ["LINE"] != os.environ["ATOLL_URL"], result
-    # Again and again, so that breaks come where they may: what was there is removed, and never reported as missing.
+        assert os.environ["SESSION_URL"] != os.environ["ATOLL_URL"], result
+    # Repeated, so that the connection breaks at different points: an existing file is never reported as missing.
     for number in range(20):
         await session.text("write_file", path="gone", content=str(number))
         await session.text("remove_file", path="gone")
         assert (await session.fault("read_file", path="gone"))[0] == "FILE_NOT_FOUND"
     for _ in range(5):
-        made = (await session.text("create_sandbox")).split()[-1]
-        await session.text("remove_sandbox", sandbox=made)
-        code, _ = await session.fault("remove_sandbox", sandbox=made)
+        created = (await session.text("create_sandbox")).split()[-1]
+        await session.text("remove_sandbox", sandbox=created)
+        code, _ = await session.fault("remove_sandbox", sandbox=created)
         assert code == "SANDBOX_NOT_FOUND"
 
 
 async def main():
     async with host() as session:
         await inputs(session)
-        await places(session)
+        await paths(session)
     async with host(ATOLL_API_KEY="atl_" + "0" * 64) as session:
         code, text = await session.fault("run_command", command="true")
         assert code == "INVALID_API_KEY" and "ATOLL_API_KEY" in text, text
-    # A key that may only look.
-    key = ask("POST", "/keys", {"name": "reader", "scope": "sandbox:read"})["key"]
+    # A read-only key.
+    key = api("POST", "/keys", {"name": "reader", "scope": "sandbox:read"})["key"]
     async with host(ATOLL_API_KEY=key) as session:
         assert await session.text("list_sandboxes") == "there are none"
         code, text = await session.fault("run_command", command="true")
@@ -115,7 +116,7 @@ async def main():
     async with host(ATOLL_URL="http://127.0.0.1:1") as session:
         code, text = await session.fault("run_command", command="true")
         assert code == "SERVER_UNREACHABLE" and "atoll serve" in text, text
-        # It is a session all the same.
+        # The session works without a server.
         assert (await session.client.list_tools()).tools
 
 

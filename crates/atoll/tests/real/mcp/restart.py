@@ -1,4 +1,4 @@
-"""The server is killed and started again: the session goes on, in the same sandbox."""
+"""After the server was killed and started again, the session continues in the same sandbox."""
 
 import asyncio
 import os
@@ -12,20 +12,20 @@ def restart():
 
 
 async def main():
-    # By its socket, whose path stays the same.
-    elsewhere = {"ATOLL_URL": None, "ATOLL_API_KEY": None, "ATOLL_DATA_DIR": os.environ["ATOLL_DATA_DIR"]}
-    async with host(**elsewhere) as session:
+    # Connected by the operator's socket, whose path stays the same.
+    variables = {"ATOLL_URL": None, "ATOLL_API_KEY": None, "ATOLL_DATA_DIR": os.environ["ATOLL_DATA_DIR"]}
+    async with host(**variables) as session:
         own = await session.text("run_command", command="echo $ATOLL_SANDBOX_ID > id; cat id")
         await asyncio.to_thread(restart)
         assert await session.text("read_file", path="id") == own + "\n"
-        # In the middle of a command: it goes on, and its output is whole.
+        # During a command: it continues, and its output is complete.
         line = "for i in $(seq 40); do echo $i; sleep 0.1; done"
-        running, begun = session.begin("run_command", command=line)
-        await begun.wait()
+        running, started = session.begin("run_command", command=line)
+        await started.wait()
         await asyncio.to_thread(restart)
         output = only_text(await running)
         assert output == "\n".join(str(i) for i in range(1, 41)), output
-        # Between reading and writing of files, too.
+        # During file writes.
         writes = [session.text("write_file", path=f"f{n}", content=str(n)) for n in range(20)]
         writes = asyncio.gather(*writes)
         await asyncio.to_thread(restart)

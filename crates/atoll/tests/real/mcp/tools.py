@@ -1,11 +1,11 @@
-"""Every tool does what it says, in both versions of the protocol."""
+"""Results of every tool, in both versions of the protocol."""
 
 import asyncio
 
-from host import ask, host, ids
+from host import api, host, ids
 
 TOOLS = {
-    # name: reads only, destroys, the same twice
+    # name: read-only, destructive, idempotent
     "run_command": (False, True, False),
     "read_file": (True, False, True),
     "write_file": (False, True, True),
@@ -17,11 +17,11 @@ TOOLS = {
     "list_sandboxes": (True, False, True),
     "remove_sandbox": (False, True, True),
 }
-# A pixel.
+# An image of one pixel.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 
 
-async def described(session):
+async def tool_list(session):
     client = session.client
     assert client.server_info.name == "atoll"
     assert "no network" in client.instructions
@@ -36,7 +36,7 @@ async def described(session):
         assert all(isinstance(field["type"], str) and field["description"] for field in fields.values()), fields
     assert tools["remove_sandbox"].input_schema["required"] == ["sandbox"]
     assert tools["read_file"].input_schema["properties"]["start_line"]["minimum"] == 1
-    # Nothing is made by looking.
+    # Listing the tools creates no sandbox.
     assert not ids()
 
 
@@ -66,7 +66,7 @@ async def files(session):
     await session.text("write_file", path="empty", content="")
     assert await session.text("read_file", path="empty") == "[empty]"
 
-    # A long file comes in whole lines, one part after the other.
+    # A long file is read in parts of whole lines.
     lines = [f"line {number} {'x' * 90}\n" for number in range(1, 1001)]
     await session.text("write_file", path="long", content="".join(lines))
     got, start = "", "1"
@@ -91,13 +91,13 @@ async def files(session):
     edited = await session.text("edit_file", path="many", old_text="a", new_text="cc", replace_all=True)
     assert edited == "edited many in 3 places, at lines 1, 1, 2", edited
     assert await session.text("read_file", path="many") == "cc b cc\ncc\n"
-    # What is no text stays as it is, and so do modes.
+    # An edit preserves bytes that are not UTF-8, and the mode.
     await session.text("run_command", command="printf '\\377\\0key=1\\n' > raw; chmod 700 raw")
     await session.text("edit_file", path="raw", old_text="key=1", new_text="key=2")
     assert await session.text("run_command", command="od -c raw | head -1; stat -c %a raw") == (
         "0000000 377  \\0   k   e   y   =   2  \\n\n700"
     )
-    # Several at once: none is lost.
+    # No concurrent edit is lost.
     await session.text("write_file", path="race", content="".join(f"<{n}>" for n in range(10)))
     edits = (session.text("edit_file", path="race", old_text=f"<{n}>", new_text=f"[{n}]") for n in range(10))
     await asyncio.gather(*edits)
@@ -110,7 +110,7 @@ async def files(session):
     )
     listed = await session.text("list_files", path="m")
     assert len(listed.splitlines()) == 501 and "[there is more" in listed, listed
-    # A list of long names is bounded too.
+    # The size of a list with long names is bounded.
     await session.text(
         "run_command", command="cd m && seq 200 | sed 's/$/'$(printf 'n%.0s' $(seq 200))'/' | xargs touch"
     )
@@ -128,9 +128,9 @@ async def files(session):
 
 async def sandboxes(session):
     [own] = ids()
-    made = await session.text("create_sandbox", name="other")
+    created = await session.text("create_sandbox", name="other")
     [other] = ids() - {own}
-    assert made == f"made the sandbox {other} (other)", made
+    assert created == f"made the sandbox {other} (other)", created
     await session.text("write_file", sandbox="other", path="f", content="there")
     assert await session.text("read_file", sandbox=other, path="f") == "there"
     assert (await session.fault("read_file", path="f"))[0] == "FILE_NOT_FOUND"
@@ -138,19 +138,19 @@ async def sandboxes(session):
     assert listed == [f"{other} (other): running", f"{own}: running, the session's own"], listed
     await session.text("remove_sandbox", sandbox="other")
     assert ids() == {own}
-    # The session's own can go too; then there is another one.
+    # If the session's own sandbox is removed, the next call creates another one.
     await session.text("remove_sandbox", sandbox=own)
     assert await session.text("list_files")
     [another] = ids()
     assert another != own
     # A stopped sandbox is started again, and the agent is notified.
     await session.text("write_file", path="kept", content="here")
-    ask("POST", f"/sandboxes/{another}/stop")
+    api("POST", f"/sandboxes/{another}/stop")
     code, text = await session.fault("read_file", path="kept")
     assert code == "SANDBOX_STOPPED" and "started again" in text, text
     assert await session.text("read_file", path="kept") == "here"
     # A sandbox that another client deleted is reported, once.
-    ask("DELETE", f"/sandboxes/{another}")
+    api("DELETE", f"/sandboxes/{another}")
     code, text = await session.fault("list_files")
     assert code == "SANDBOX_NOT_FOUND" and "with its files" in text and "next call" in text, text
     assert await session.text("list_files")
@@ -159,12 +159,12 @@ async def sandboxes(session):
 async def main():
     for mode in ("auto", "legacy"):
         async with host(mode=mode) as session:
-            await described(session)
+            await tool_list(session)
             await commands(session)
             await files(session)
             await sandboxes(session)
         assert not ids()
-    # Two first calls share one sandbox.
+    # Concurrent first calls share one sandbox.
     async with host() as session:
         await asyncio.gather(*(session.text("run_command", command="true") for _ in range(4)))
         assert len(ids()) == 1

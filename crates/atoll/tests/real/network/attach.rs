@@ -150,7 +150,7 @@ fn a_running_sandbox_is_connected_and_disconnected() {
             assert!(echo(&stream).is_err(), "it was cut");
             assert_eq!(reached(&world, &id).await, [false, false]);
             wait_for("the link to go", DEADLINE, || links().is_empty());
-            // A stopped one remembers what it is to have.
+            // A stopped sandbox keeps its network settings.
             world.runtime.stop(&id).await.unwrap();
             set(Network::Internet, NetworkPolicy::default())
                 .await

@@ -110,7 +110,7 @@ fn links_connections_and_policies_survive_a_killed_server() {
         for stream in &streams {
             echo(stream).unwrap();
         }
-        // Objects that an interrupted delete may leave.
+        // Objects that remain after an interrupted delete.
         let tag = before[0].split('-').nth(1).unwrap().to_owned();
         sh(&format!("ip link add atl-{tag}-99999 type veth"));
 
@@ -136,7 +136,7 @@ fn links_connections_and_policies_survive_a_killed_server() {
                 ["ok code=0 1.1.1.1", "ok code=0"]
             );
         }
-        // A new one is given an address of its own, and a change is obeyed.
+        // A new sandbox gets its own address, and a change of rules takes effect.
         let new = runtime.create(with_internet()).await.unwrap().id;
         assert_eq!(links().len(), 3);
         assert_eq!(probe(&runtime, &new, &ASK).await, ["ok", "ok"]);
@@ -145,7 +145,7 @@ fn links_connections_and_policies_survive_a_killed_server() {
         assert_eq!(probe(&runtime, strict, &ASK).await, ["ECONNREFUSED", "ok"]);
         assert!(echo(&streams[0]).is_err() != echo(&streams[1]).is_err());
 
-        // A server that ends leaves everything to the next.
+        // A server that shuts down leaves the network objects to the next server.
         runtime.close().await.unwrap();
         assert_eq!(links().len(), 3);
         let runtime = open(&place.data(), true).await;
@@ -175,7 +175,7 @@ fn a_killed_runs_rules_are_collected() {
         let facts = atoll_jail::facts::Facts::read();
         let below = place.data();
         let scope = atoll_worker::instance::Scope::Below(&below);
-        // Its keeper is exiting.
+        // The keeper is still exiting.
         wait_for("the run to be dead", DEADLINE, || {
             let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
             collected.instances == [tag.clone()]

@@ -195,7 +195,7 @@ fn serve() {
     });
 }
 
-/// Answers datagrams to an address, from that address.
+/// Responds to datagrams from the address to which they were sent.
 fn answer(address: &str) {
     let socket = UdpSocket::bind((address, WEB)).unwrap();
     std::thread::spawn(move || {

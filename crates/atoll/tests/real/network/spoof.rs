@@ -18,9 +18,9 @@ use super::{internet, reached, world};
 use crate::harness::{DEADLINE, Kind, World};
 
 const SEND: &str = include_str!("frames.py");
-/// The port that answers come back to.
+/// Port that receives responses.
 const PORT: u16 = 40_000;
-/// The internet's answer to a datagram.
+/// Response of the simulated internet to a datagram.
 const ANSWER: &[u8] = b"hello";
 
 const IPV4: u16 = 0x0800;
@@ -39,11 +39,11 @@ fn frame(to: Hardware, from: Hardware, kind: u16, payload: &[u8]) -> Vec<u8> {
     [&to[..], &from, &kind.to_be_bytes(), payload].concat()
 }
 
-/// A datagram to the port that answers.
+/// A datagram to the port of the server.
 fn datagram() -> Vec<u8> {
     let length = 8 + ANSWER.len() as u16;
     let mut bytes = Vec::new();
-    // Without a checksum, which IPv4 allows.
+    // No UDP checksum, which IPv4 allows.
     for field in [PORT, WEB, length, 0] {
         bytes.extend(field.to_be_bytes());
     }
@@ -56,7 +56,7 @@ fn ipv4(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
     let length = 20 + datagram.len() as u16;
     let mut head = vec![0x45, 0];
     head.extend(length.to_be_bytes());
-    // No fragment; 64 hops; UDP; the checksum.
+    // No fragmentation; TTL 64; protocol UDP; checksum.
     head.extend([0, 1, 0x40, 0, 64, 17, 0, 0]);
     head.extend(from.octets());
     head.extend(to.octets());
@@ -77,7 +77,7 @@ fn ipv6(from: Ipv6Addr, to: Ipv6Addr) -> Vec<u8> {
     [head, datagram].concat()
 }
 
-/// Requests are 1, answers 2.
+/// ARP operation: 1 is a request, 2 a reply.
 fn arp(operation: u8, own: Hardware, from: Ipv4Addr, about: Ipv4Addr) -> Vec<u8> {
     let mut bytes = vec![0, 1, 8, 0, 6, 4, 0, operation];
     bytes.extend(own);
@@ -239,7 +239,7 @@ fn the_host_drops_frames_with_a_source_that_is_not_the_links() {
         let destinations = [public, host, gateway, neighbour.address];
         let pretended: [Ipv6Addr; 2] = ["fd00:1::66", "2001:db8::66"].map(|it| it.parse().unwrap());
         let host_six: Ipv6Addr = "fd00:1::2".parse().unwrap();
-        // By the sender's hardware address, and by the neighbour's.
+        // With the hardware address of the sender, and with that of the neighbour.
         let (own, others) = (hardware(sender.address), hardware(neighbour.address));
         let mut frames = Vec::new();
         for from in [own, others] {
@@ -266,7 +266,7 @@ fn the_host_drops_frames_with_a_source_that_is_not_the_links() {
             (take_recorded("passed"), take_recorded("passed6")),
             (own_pair, BTreeSet::new())
         );
-        // The neighbour is not concerned, and nothing came back but the answer to what was the sender's own.
+        // The neighbour received nothing, and the sender received only the response to its own packet.
         let answer = format!("{} . {public}", sender.link);
         assert_eq!(take_recorded("left"), BTreeSet::from([answer]));
         let answers = arrived.iter().filter(|frame| kind(frame) == IPV4);
@@ -298,12 +298,12 @@ fn a_foreign_hardware_address_gains_nothing() {
         let public: Ipv4Addr = PUBLIC[0].parse().unwrap();
         let payload = ipv4(sender.address, public);
         record_packets();
-        // To the neighbour's hardware address: the host is not its destination, and the link has no other end.
+        // To the neighbour's hardware address: the host drops the frame, and the link has no other peer.
         let another = ipv4(sender.address, PUBLIC[1].parse().unwrap());
         let frames = [frame(others, own, IPV4, &another), sender.own()];
         sender.send(&world, &frames, ANSWER);
         assert_eq!(take_recorded("sent"), pairs(&[sender.address], &[public]));
-        // From the neighbour's hardware address: the packet is the sender's, and so is the answer.
+        // From the neighbour's hardware address: only the IP address decides, so the sender gets the response.
         let frames = [frame(own, others, IPV4, &payload)];
         let arrived = sender.send(&world, &frames, ANSWER);
         assert!(arrived.iter().all(|frame| frame[..6] == own), "{arrived:?}");
@@ -342,7 +342,7 @@ fn arp_is_neither_answered_nor_learned() {
         assert_eq!(learned.count(), 0, "{}", known());
         assert_eq!(reached(&world, &neighbour.id).await, [true, true]);
 
-        // The same question on a link that speaks ARP.
+        // The same request on a link with ARP.
         sh(&format!("ip link set {} arp on", sender.link));
         let answer = [&ARP.to_be_bytes()[..], &[0, 1, 8, 0, 6, 4, 0, 2]].concat();
         let arrived = sender.send(&world, &[asks], &answer);

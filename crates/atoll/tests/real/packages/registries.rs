@@ -58,7 +58,7 @@ fn refused(urls: &[String]) -> BTreeSet<String> {
     all
 }
 
-/// Runs a line in a sandbox that reaches these URLs, with variables; what it prints.
+/// Runs a line with variables in a sandbox that may connect to these URLs; returns its output.
 fn sandbox(urls: &[String], variables: &[String], line: &str) -> String {
     let mut words = vec!["run".to_owned(), "--net".into(), "internet".into()];
     let mut option = |name: &str, value: &str| words.extend([name.into(), value.into()]);
@@ -151,7 +151,7 @@ fn pip_installs_a_package() {
 
 #[test]
 fn apt_installs_a_package_as_root_and_through_sudo() {
-    // The sources of this machine's own distribution: others may be away.
+    // Uses only the sources of this distribution; other sources may be unreachable.
     let origin = host(". /etc/os-release && echo $ID");
     let format = "apt-get indextargets --format '$(ORIGIN)|$(URI)' 'Created-By: Packages'";
     let all = host(format);

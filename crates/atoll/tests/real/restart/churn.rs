@@ -39,7 +39,7 @@ struct Fate {
 
 impl Fate {
     fn read(random: &mut Random) -> Self {
-        // From the first instruction to after the end, each length as likely as its double.
+        // Kill times from the start to after the end, uniform on a logarithmic scale.
         let most = 60 << random.below(10);
         Self {
             kind: word("KIND"),

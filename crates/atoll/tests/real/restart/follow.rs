@@ -103,7 +103,7 @@ async fn two_hundred_kills_lose_no_byte() {
     for round in 0..KILLS {
         let before = Heard::length(&file);
         let mut server = start("follow", &place, &words);
-        // Some are killed while they take over, most while they read.
+        // Some servers are killed during adoption, most during reads.
         if round % 8 == 0 {
             std::thread::sleep(Duration::from_micros(random.below(60_000)));
         } else {

@@ -69,7 +69,7 @@ async fn a_layer_that_was_replaced_outlives_a_kill_and_gc() {
     let (done, output) = atoll(&place, &["gc"]);
     assert!(done && output.contains("0 old templates"), "{output}");
     assert_eq!(layers(&place), 2);
-    // Also for a second server, and while that one is there.
+    // Also for a second server, while it runs.
     for _ in 0..2 {
         let runtime = place.open().await;
         let id = runtime.list()[0].id.clone();
@@ -166,7 +166,7 @@ async fn templates_and_sandboxes_without_layer_ids_still_work() {
     assert_eq!(which(&runtime, &runs).await, "old");
     runtime.start(&stopped).await.unwrap();
     assert_eq!(which(&runtime, &stopped).await, "old");
-    // From here on they have one.
+    // From now on the records have a layer id.
     rebuild(&place, "new");
     for id in [&stopped, &runs] {
         runtime.stop(id).await.unwrap();

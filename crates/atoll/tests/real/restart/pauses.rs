@@ -52,7 +52,7 @@ impl Files {
     }
 }
 
-/// Pauses and resumes without end. Each pause is a byte of the file, and so is what was found at first.
+/// Pauses and resumes endlessly. Writes a byte for the initial state and for each pause.
 pub(super) async fn serve(runtime: &LocalRuntime) {
     let id: SandboxId = word("ID").parse().unwrap();
     let files = Files::of(runtime, &id);
@@ -117,7 +117,7 @@ fn expected(steps: u64) -> (Vec<u8>, Vec<u8>) {
 async fn every_command_is_frozen_when_a_pause_returns() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
-    // More of them than processors: most have to wait for one until they can be frozen.
+    // More processes than processors: most wait for a processor before they can be frozen.
     for _ in 0..6 {
         let spin = world.runtime.exec(&id, probe_spec(&["spin", "600"]));
         spin.await.unwrap();
@@ -156,7 +156,7 @@ async fn a_thousand_pauses_corrupt_no_output() {
     let writer = probe_spec(&["scribble", DIRECTORY, &SEED.to_string()]).tag("writer");
     let writer = runtime.exec(&id, writer).await.unwrap();
     let writer = writer.handle.id().clone();
-    // The control: it does write when it is not paused.
+    // The control: the process writes while it is not paused.
     Files::of(&runtime, &id).move_on();
     runtime.close().await.unwrap();
 

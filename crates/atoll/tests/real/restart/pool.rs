@@ -12,7 +12,7 @@ use atoll_worker::{Config, LocalRuntime};
 use super::{EMBRYOS, Place, WARM, children, keeper, kill, prepared, serve as start, word};
 use crate::harness::{DEADLINE, Kind, template, templates};
 
-/// Makes one, waits until others are warm, and to be killed.
+/// Creates a sandbox, waits until the pools are full, then until the process is killed.
 pub(super) async fn serve(data: &Path) {
     let runtime = LocalRuntime::open(prepared(data)).await.unwrap();
     runtime.create(SandboxSpec::default()).await.unwrap();
@@ -70,7 +70,7 @@ async fn orphaned_embryos_end_before_their_ids_are_reused() {
     let place = Place::new();
     let (mut server, keeper) = filled(&place).await;
     let warm = pooled(&place.data());
-    // Looked at before the kill: the next server may end them as soon as it serves.
+    // Read before the kill, because the next server may end them at once.
     let homes = homes(&children(keeper));
     let users: BTreeMap<i32, Option<u32>> =
         homes.values().map(|pid| (*pid, acts_as(*pid))).collect();
@@ -90,7 +90,7 @@ async fn orphaned_embryos_end_before_their_ids_are_reused() {
         template: template(Kind::Static),
         ..SandboxSpec::default()
     };
-    // More than the lowest numbers that the last server had.
+    // More creates than the last server had embryos, so that their numbers would be reused.
     for _ in 0..=EMBRYOS {
         let id = runtime.create(cold.clone()).await.unwrap().id;
         let ours = acts_as(runtime.host_pid(&id).unwrap());
@@ -115,7 +115,7 @@ async fn warm_sandboxes_are_taken_over_and_no_more_are_made() {
     kill(&mut server);
     let runtime = LocalRuntime::open(prepared(&place.data())).await.unwrap();
     assert_eq!(runtime.pool_sizes().0, WARM, "they are there at once");
-    // Embryos are made anew; those of the server that is gone go.
+    // New embryos are created; those of the previous server are removed.
     wait_for("all to be as it was", DEADLINE, || {
         runtime.pool_sizes() == (WARM, EMBRYOS) && children(keeper).len() == 1 + WARM + EMBRYOS
     });
@@ -130,7 +130,7 @@ async fn warm_sandboxes_are_taken_over_and_no_more_are_made() {
         assert_eq!(done.stdout, b"on\n");
         claimed.insert(made.id);
     }
-    // None twice, and none that was made since.
+    // No sandbox is claimed twice, and none is new.
     assert_eq!(claimed, before);
     place.close(runtime).await;
 }

@@ -15,7 +15,7 @@ use crate::harness::{DEADLINE, probe_spec};
 
 const SIZE: usize = 300_000;
 
-/// Bytes that tell which sandbox they belong to.
+/// Bytes that identify the sandbox.
 fn contents(id: &SandboxId) -> Vec<u8> {
     id.as_str().bytes().cycle().take(SIZE).collect()
 }
@@ -42,7 +42,7 @@ async fn intact(runtime: &LocalRuntime, id: &SandboxId) {
     assert_eq!(found.mode & 0o777, 0o640);
 }
 
-/// Takes away what a restart takes away.
+/// Removes the objects that a restart of the host removes.
 pub fn restart(data: &Path, tag: &str) {
     let keeper = keeper(tag).unwrap();
     kill_process(Pid::from_raw(keeper).unwrap(), Signal::KILL).unwrap();
@@ -66,7 +66,7 @@ pub fn restart(data: &Path, tag: &str) {
     forget_boot(data);
 }
 
-/// Has records speak of another start of the host. Those that say nothing are left.
+/// Changes the boot id in records. Records without one are not changed.
 pub fn forget_boot(data: &Path) {
     for entry in std::fs::read_dir(data.join("sandboxes")).unwrap().flatten() {
         let path = entry.path().join("record.json");

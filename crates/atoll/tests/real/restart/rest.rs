@@ -35,7 +35,7 @@ async fn shutdown_without_sandboxes_leaves_no_kernel_objects() {
         .await
         .unwrap();
     let place = Place::new();
-    // At once, and with a full pool; a keeper of its own, and one of the server before.
+    // Immediately, and with a full pool; with its own keeper, and with that of the previous server.
     for full in [false, true, false] {
         let runtime = LocalRuntime::open(prepared(&place.data())).await.unwrap();
         while full && runtime.pool_sizes() != (WARM, EMBRYOS) {
@@ -77,7 +77,7 @@ async fn stopped_sandbox_needs_no_keeper_and_paused_one_does() {
     echo(&runtime, &id).await;
     runtime.stop(&id).await.unwrap();
     runtime.close().await.unwrap();
-    // Nothing has to be waited for.
+    // No object remains, without a wait.
     assert_eq!(left(&place.data(), &tag), [""; 0]);
 
     let runtime = open().await;
@@ -133,7 +133,7 @@ async fn sigterm_ends_the_pool_and_the_keeper_with_the_server() {
     let stay: Vec<&i32> = all.iter().filter(lives).collect();
     assert!(stay.is_empty(), "{stay:?} of {}", all.len());
     assert_eq!(left(&server.data(), &tag), [""; 0]);
-    // The next one begins anew.
+    // The next server starts with a new keeper.
     server.kill_and_start();
     let client = server.client();
     let id = client.sandbox(&serde_json::json!({})).await;

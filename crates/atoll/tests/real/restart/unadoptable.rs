@@ -15,6 +15,11 @@ fn directory(place: &Place, id: &SandboxId) -> PathBuf {
     place.data().join("sandboxes").join(id.as_str())
 }
 
+async fn create_two(runtime: &LocalRuntime) -> [SandboxId; 2] {
+    let (one, other) = tokio::join!(runtime.create(spec()), runtime.create(spec()));
+    [one.unwrap().id, other.unwrap().id]
+}
+
 fn lives(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
@@ -23,11 +28,10 @@ fn lives(pid: i32) -> bool {
 async fn unreadable_record_stops_the_server_and_no_sandbox() {
     let place = Place::new();
     let runtime = place.open().await;
-    let [one, other] = [runtime.create(spec()), runtime.create(spec())];
-    let ids = [one.await.unwrap().id, other.await.unwrap().id];
+    let ids = create_two(&runtime).await;
     let pids = ids.clone().map(|id| runtime.host_pid(&id).unwrap());
     runtime.close().await.unwrap();
-    // Something that the host does not read: what it says is not known.
+    // A directory in its place cannot be read as a record.
     let record = directory(&place, &ids[0]).join("record.json");
     let kept = record.with_extension("kept");
     fs::rename(&record, &kept).unwrap();
@@ -88,7 +92,7 @@ async fn sandbox_that_cannot_be_taken_over_blocks_no_other() {
     }
     let runtime = place.open().await;
     runtime.stop(&bad).await.unwrap();
-    // Its keeper reaps it later.
+    // The keeper reaps the process later.
     wait_for("it to be reaped", DEADLINE, || !lives(pid));
     let error = runtime.start(&bad).await.unwrap_err();
     assert_eq!(error.code, Code::UnknownTemplate, "{error:?}");
@@ -99,13 +103,12 @@ async fn sandbox_that_cannot_be_taken_over_blocks_no_other() {
     place.close(runtime).await;
 }
 
-/// It exits or is deleted: either way nothing is left that others would wait for.
+/// After its exit or deletion, no lock or record of the sandbox remains that others would wait for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn quarantined_sandbox_can_exit_and_be_deleted() {
     let place = Place::new();
     let runtime = place.open().await;
-    let [one, other] = [runtime.create(spec()), runtime.create(spec())];
-    let ids = [one.await.unwrap().id, other.await.unwrap().id];
+    let ids = create_two(&runtime).await;
     let pids = ids.clone().map(|id| runtime.host_pid(&id).unwrap());
     runtime.close().await.unwrap();
     let template = place.data().join("templates/one");
@@ -141,8 +144,7 @@ async fn unknown_directories_are_kept_for_a_week() {
             LocalRuntime::open(config).await.unwrap()
         };
         let runtime = open().await;
-        let [one, other] = [runtime.create(spec()), runtime.create(spec())];
-        let ids = [one.await.unwrap().id, other.await.unwrap().id];
+        let ids = create_two(&runtime).await;
         for id in &ids {
             runtime.move_to_orphaned(id).await.unwrap();
             assert!(runtime.get(id).is_err());

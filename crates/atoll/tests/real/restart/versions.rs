@@ -62,7 +62,7 @@ impl Drop for Between {
     fn drop(&mut self) {
         self.stop = None;
         let passed = self.thread.take().unwrap().join();
-        // Where the server put us; it has a keeper of its own if we were none.
+        // The path that the server assigned to this socket; for another version the server has its own keeper.
         let at = match self.spoken.version {
             VERSION => SOCKET.to_owned(),
             other => format!("keeper-{other}.sock"),
@@ -82,7 +82,7 @@ fn ready(stopped: &OwnedFd, others: &[std::os::fd::BorrowedFd<'_>]) -> bool {
     all[0].revents().is_empty()
 }
 
-/// Passes on what both say until the server goes.
+/// Forwards messages in both directions until the server disconnects.
 fn pass_on(
     stopped: &OwnedFd,
     server: &Channel<FromKeeper, ToKeeper>,
@@ -94,7 +94,7 @@ fn pass_on(
     }
     while ready(stopped, &[server.as_fd(), keeper.as_fd()]) {
         match server.receive() {
-            // It was greeted as we connected.
+            // The connection began with a Hello.
             Ok(Some(Packet {
                 message: ToKeeper::Hello { version },
                 ..
@@ -119,7 +119,7 @@ fn pass_on(
                     *version = spoken;
                 }
                 let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-                // A server that refuses does not hear all of it.
+                // A server that refuses does not read the whole message.
                 if server.send(&message, &descriptors).is_err() {
                     return Ok(());
                 }
@@ -197,7 +197,7 @@ async fn sandboxes_of_a_compatible_version_are_taken_over() {
             assert_eq!(long.info().status, None);
             echoes(&runtime, &info.id).await;
         }
-        // New ones come from a keeper of our own version.
+        // New sandboxes come from a keeper of our version.
         let made = runtime.create(spec()).await.unwrap().id;
         echoes(&runtime, &made).await;
         let own = usize::from(spoken.version != VERSION);
@@ -299,7 +299,7 @@ async fn sandboxes_of_an_incompatible_version_can_be_deleted() {
     wait_for("both to be reaped", DEADLINE, || {
         before.iter().all(|pid| !lives(*pid))
     });
-    // A stopped one is like any other.
+    // A stopped sandbox works like any other.
     runtime.start(&ids[1]).await.unwrap();
     echoes(&runtime, &ids[1]).await;
     wait_for("the old keeper to go", DEADLINE, || !lives(old));

@@ -13,7 +13,7 @@ use crate::harness::{World, binary, data};
 /// Within these a build, and all of its tests, are done.
 const DEADLINE: Duration = Duration::from_secs(280);
 
-/// The package as it is committed, with what it is made from, in a place of its own: nothing is left beside the sources.
+/// A copy of the committed package with its sources, so that no file is written beside the sources.
 pub struct Package {
     scratch: Scratch,
 }
@@ -133,7 +133,7 @@ enum Node {
     Alone,
 }
 
-/// Has some of its own tests run.
+/// Runs some tests of the SDK.
 async fn check(compiler: &'static [&str], tests: &'static [&str]) {
     check_with(Node::Usual, compiler, tests).await;
 }
@@ -220,7 +220,7 @@ async fn sdk_works_in_a_page_of_a_listed_origin() {
     let at = serde_json::json!({ "url": format!("http://{}", server.address()), "apiKey": key });
     let check = format!("import('/tests/browser.js').then(it => it.check({at}))");
     assert_eq!(browser.run(&tab, &check).await, "all of it");
-    // A page of another origin gets the reason for the refusal.
+    // A page of another origin gets the reason of the rejection.
     let tab = browser
         .open(&format!("http://stranger.example:{port}"))
         .await;

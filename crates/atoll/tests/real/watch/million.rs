@@ -154,14 +154,14 @@ async fn heavy_tree_of_a_million_entries_is_watched_within_limits() {
     let mut second = watch(&world, &id, u32::MAX).await;
     assert_eq!(drained(&mut second).await, ["limit"]);
     assert_eq!(watched(&world, &id), MOST);
-    // Not one more, of any kind: that is an error with a remedy.
+    // Further watches of any kind fail with a remedy.
     let refused = world
         .runtime
         .watch(&id, &root, b"/", WatchOptions::default());
     let refused = refused.await.unwrap_err();
     assert_eq!(refused.code, Code::QuotaExceeded, "{refused:?}");
     assert!(refused.remedy.unwrap().contains("max_user_watches"));
-    // The neighbour has its own, and its own wish.
+    // The other sandbox has its own watches.
     let mut other = watch(&world, &neighbour, u32::MAX).await;
     assert_eq!(drained(&mut other).await, [""; 0]);
     assert_eq!(watched(&world, &neighbour), WATCHES);
@@ -169,7 +169,7 @@ async fn heavy_tree_of_a_million_entries_is_watched_within_limits() {
     assert_eq!(drained(&mut few).await, ["limit"]);
     assert_eq!(watched(&world, &neighbour), WATCHES + 20);
 
-    // Each sees what happens anywhere.
+    // Each watch reports changes anywhere in the tree.
     for number in [0, COPIES / 2, COPIES - 1] {
         touch(&tree.copy(number).join("7/17/new"));
         let path = format!("c{number}/7/17/new");
@@ -203,7 +203,7 @@ async fn heavy_tree_of_a_million_entries_is_watched_within_limits() {
             .contains(&"create c99/9/99/last".into())
     );
 
-    // And nothing is left of it.
+    // No kernel watch remains.
     drop(whole);
     wait_for("the helpers to end", DEADLINE, || pids() == before);
     assert_eq!(watched(&world, &id) + watched(&world, &neighbour), 0);

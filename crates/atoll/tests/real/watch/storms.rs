@@ -23,7 +23,7 @@ for a in range(100):
     let real = real(&world, &id, "/w").await;
     assert_eq!(real.len(), 100 * 111 + 100);
     assert_eq!(mirror.differs(&real), [""; 0]);
-    // And all of it is watched.
+    // The whole tree is watched.
     python(
         &world,
         &id,
@@ -32,7 +32,7 @@ for a in range(100):
     .await;
     let seen = drained(&mut events).await;
     assert_eq!(seen.len(), 100, "{seen:?}");
-    // A tree that was there before is watched as well.
+    // A tree that existed before the watch is watched too.
     drop(events);
     let mut events = watch(&world, &id, "/w", WatchOptions::recursive()).await;
     python(
@@ -86,7 +86,7 @@ async fn rename_storms_are_reported_or_overflow() {
         if !mirror.overflow {
             assert_eq!(mirror.differs(&real_now), [""; 0], "seed {seed}");
         }
-        // Independent of the reported events, everything is watched now.
+        // Whatever was reported, the whole tree is watched now.
         let mut mirror = Mirror {
             paths: real_now,
             overflow: false,
@@ -124,7 +124,7 @@ for n in range(4000):
     let mut mirror = follow(&world, &id, files, &mut events).await;
     assert!(!mirror.overflow);
     assert_eq!(mirror.differs(&real(&world, &id, "/w").await), [""; 0]);
-    // A drain after each step: the watch is never behind.
+    // The events are drained after each step, so that the queue never overflows.
     for n in 0..30 {
         let directories = format!(
             "

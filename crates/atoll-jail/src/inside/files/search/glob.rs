@@ -1,4 +1,4 @@
-//! Patterns of names: `*`, `?` and `[a-z]`, `[!a-z]`. Large and small letters of ASCII are the same.
+//! Patterns of names: `*`, `?` and `[a-z]`, `[!a-z]`. Case of ASCII letters is ignored.
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Part {
@@ -6,9 +6,9 @@ enum Part {
     Byte(u8),
     /// Any one byte.
     One,
-    /// One of these, or one that is none of these.
+    /// A byte of a set, or of its complement.
     Of { ranges: Vec<(u8, u8)>, not: bool },
-    /// Any number of any bytes.
+    /// Any sequence of bytes.
     Any,
 }
 
@@ -29,13 +29,13 @@ impl Part {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Glob {
     parts: Vec<Part>,
-    /// It is about a path and not about its last part.
+    /// Whether the pattern is matched against the whole path instead of the last component.
     whole: bool,
 }
 
 impl Glob {
-    /// A pattern with a `/` is about the whole path. One without any `*`, `?` or `[` is a part of a name, and an empty one
-    /// fits all.
+    /// A pattern with a `/` matches whole paths. A pattern without `*`, `?` and `[` matches a part of a name, and an empty
+    /// one matches all.
     pub(super) fn new(pattern: &[u8]) -> Self {
         let plain = !pattern.iter().any(|byte| b"*?[".contains(byte));
         let mut parts = Vec::new();
@@ -66,7 +66,7 @@ impl Glob {
             _ => path,
         };
         let (mut part, mut at) = (0, 0);
-        // Where the last `*` was, and how far it reaches by now: no other one needs to be tried again.
+        // Position of the last `*`, and of the end of its match: backtracking to earlier ones is unnecessary.
         let mut star = None;
         while at < name.len() {
             match self.parts.get(part) {
@@ -91,7 +91,7 @@ impl Glob {
     }
 }
 
-/// What stands between brackets, and what comes after them; nothing if they are never closed.
+/// Contents of the brackets, and the rest after them; `None` if they are not closed.
 fn of(pattern: &[u8]) -> Option<(Part, &[u8])> {
     let (not, pattern) = match pattern {
         [b'!' | b'^', rest @ ..] => (true, rest),

@@ -1,4 +1,4 @@
-//! Directories that are watched, with all that is below them.
+//! Adds watches for a directory and everything below it.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -17,11 +17,11 @@ use super::recheck::Seen;
 use super::tree::Tree;
 use crate::wire::{FromHelper, WatchChange};
 
-/// A sign of life is sent after this many directories: the server gives up a silent helper.
+/// Number of directories after which an empty message is sent: the server kills a silent helper.
 const ALIVE: usize = 4096;
 
 impl Watcher<'_> {
-    /// Watches the top and all below it; reports nothing.
+    /// Watches the top and everything below it, without reports.
     pub(super) fn plant(&mut self) -> std::io::Result<()> {
         let directory = open(&self.top, OFlags::empty())?;
         self.root = self.add(&directory)?;
@@ -41,12 +41,12 @@ impl Watcher<'_> {
             | WatchFlags::MOVE_SELF
             | WatchFlags::EXCL_UNLINK
             | WatchFlags::ONLYDIR;
-        // By descriptor: what is watched is what will be read.
+        // By descriptor, so that the watched directory is the one that is read.
         let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
         inotify::add_watch(&self.inotify, path, what)
     }
 
-    /// Watches a directory and all below it; tells what is in it if it is new.
+    /// Watches a directory and everything below it; reports the entries of a new one.
     pub(super) fn enter(&mut self, parent: i32, name: &[u8], tell: bool) -> std::io::Result<()> {
         if !self.recursive {
             return Ok(());
@@ -85,7 +85,7 @@ impl Watcher<'_> {
             if let Some(old) = self.tree.child(parent, &name)
                 && old != watch
             {
-                // Another one took its place; where it went is still to be read.
+                // Another directory has replaced it; the event of its move is still in the queue.
                 self.drop_tree(old);
                 self.doubt = true;
             }
@@ -105,7 +105,7 @@ impl Watcher<'_> {
         Ok(())
     }
 
-    /// Reads a directory that is watched now.
+    /// Reads a watched directory.
     fn fill(
         &mut self,
         watch: i32,
@@ -129,7 +129,7 @@ impl Watcher<'_> {
                     continue;
                 };
                 let directory = kind.is_dir();
-                // What was written before anyone could see it.
+                // The contents may have been written before the watch existed.
                 let written = kind.is_file() && entry.metadata().is_ok_and(|found| found.len() > 0);
                 self.say(WatchChange::Create {
                     path: path.clone(),
@@ -138,7 +138,7 @@ impl Watcher<'_> {
                 if written {
                     self.say(WatchChange::Write { path })?;
                 }
-                // Without its name it may be reported twice.
+                // Without the remembered name, the entry may be reported twice.
                 if names.len() < QUEUE {
                     names.insert(name.clone());
                 }
@@ -191,14 +191,14 @@ impl Watcher<'_> {
             self.ended = true;
             return self.say(WatchChange::End);
         }
-        // Reported at the end: a caller that lists now sees nothing older than the watch.
+        // Reported at the end: a list after the event is not older than the watch.
         self.say(WatchChange::Overflow)
     }
 }
 
 pub(super) fn new_inotify() -> rustix::io::Result<OwnedFd> {
     let made = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
-    // Too many instances is to the caller what too many watches are.
+    // The limit of inotify instances is reported like the limit of watches.
     made.map_err(|error| match error {
         Errno::MFILE => Errno::NOSPC,
         _ => error,

@@ -65,7 +65,7 @@ impl Watcher<'_> {
     fn rename(&mut self, from: &Raw, to: &Raw) -> std::io::Result<()> {
         let known = self.tree.child(from.watch, &from.name);
         if known.is_none() && to.directory() && self.recursive && !self.limited {
-            // The directory was found at its new path before this event was read and reported as new; or it will be.
+            // The directory was, or will be, found at its new path and reported as new.
             self.vanish(from, |path| WatchChange::Remove { path })?;
             return self.appear(to);
         }
@@ -79,7 +79,7 @@ impl Watcher<'_> {
         let place = |raw: &Raw| (raw.watch, raw.name.clone());
         let last = self.renamed.replace((place(from), place(to)));
         if last == Some((place(to), place(from))) && self.is_there(&old) {
-            // An exchange. Two renames would say that one of the two is gone.
+            // An exchange of two entries. Two renames would report that one of them was removed.
             return self.start_anew();
         }
         self.reported.take(from.watch, &from.name);

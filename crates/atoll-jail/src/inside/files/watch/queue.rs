@@ -9,9 +9,9 @@ use rustix::fs::inotify::{self, ReadFlags};
 use super::Watcher;
 use super::recheck::Seen;
 
-/// Events read and not understood yet; four times what the kernel keeps.
+/// Maximum number of events that were read and not interpreted: four times the size of the kernel's queue.
 pub(super) const QUEUE: usize = 65_536;
-/// The two halves of a rename come one behind the other, or nearly so.
+/// Maximum distance between the two events of a rename, which are normally adjacent.
 const APART: usize = 64;
 
 /// One inotify event.
@@ -40,7 +40,7 @@ impl Raw {
 #[derive(Default)]
 pub(super) struct ReportedNames {
     pub(super) names: HashMap<i32, HashSet<Vec<u8>>>,
-    /// Up to which event each directory's names count; in order.
+    /// Number of the event up to which the names of each directory are valid; in order.
     pub(super) until: VecDeque<(u64, i32)>,
 }
 
@@ -62,13 +62,13 @@ impl ReportedNames {
 }
 
 impl Watcher<'_> {
-    /// Reads what the kernel has now.
+    /// Reads the events that are available.
     pub(super) fn fetch(&mut self) {
         let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
         let mut left = rustix::io::ioctl_fionread(&self.inotify).unwrap_or(0);
-        // An event is 16 bytes and its name; what comes after those that are there can wait. What
-        // was read must not be lost, however much it is.
+        // An event has 16 bytes and its name. Later events can wait, but events that were read must not be dropped,
+        // whatever their number.
         while !reader.is_buffer_empty() || (left > 0 && self.queue.len() < QUEUE) {
             let Ok(event) = reader.next() else { return };
             let name = event.file_name().map(|name| name.to_bytes().to_vec());
@@ -101,7 +101,7 @@ impl Watcher<'_> {
         Some(raw)
     }
 
-    /// Takes the second half of a rename out of the queue.
+    /// Removes the second event of a rename from the queue.
     pub(super) fn other_half(&mut self, cookie: u32) -> Option<Raw> {
         let found = |queue: &VecDeque<Raw>| {
             queue
@@ -111,7 +111,7 @@ impl Watcher<'_> {
         };
         let index = found(&self.queue).or_else(|| {
             if self.queue.len() < APART {
-                // The kernel queues both at once, but a read may have come between.
+                // The kernel queues both together, but a read may have occurred in between.
                 self.await_event();
                 self.fetch();
             }

@@ -18,11 +18,11 @@ const RECENT: usize = 65_536;
 
 /// A recent observation of a directory's path.
 pub(super) enum Seen {
-    /// It was found there.
+    /// The directory was found at the path.
     Found(i32),
-    /// An event named it, and it was not found.
+    /// An event named the path, and no directory was found.
     Missed(Place),
-    /// An event reported that it moved to or from this path.
+    /// An event reported a move to or from this path.
     Reported(Place),
 }
 
@@ -58,7 +58,7 @@ impl Watcher<'_> {
         self.recent.retain(|(at, _)| *at + LATE >= now);
     }
 
-    /// The watch of the directory that is at a path now.
+    /// Watch of the directory that is at a path now.
     fn directory_at(&self, path: &[u8]) -> rustix::io::Result<i32> {
         let full = self.top.join(OsStr::from_bytes(path));
         open(&full, OFlags::NOFOLLOW).and_then(|directory| self.add(&directory))
@@ -81,7 +81,7 @@ impl Watcher<'_> {
         let _ = rustix::event::poll(&mut ready, Some(&moment));
     }
 
-    /// The queue is empty: everything is where the tree says, or the tree is wrong.
+    /// Called with an empty queue: if a directory is not at its path, the tree is wrong.
     pub(super) fn look_again(&mut self) -> std::io::Result<()> {
         if self.doubt {
             return self.start_anew();
@@ -97,7 +97,7 @@ impl Watcher<'_> {
                 if self.nothing_waits() {
                     return self.start_anew();
                 }
-                // Something happened while we looked.
+                // An event arrived during the check.
                 self.suspects.insert(watch);
             }
         }
@@ -111,7 +111,7 @@ impl Watcher<'_> {
             let same = match (self.directory_at(&path), self.tree.child(place.0, &place.1)) {
                 (Ok(found), known) => known == Some(found) || (known.is_none() && self.limited),
                 (Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP), known) => known.is_none(),
-                // Its state cannot be read.
+                // The state of the directory cannot be read.
                 (Err(_), _) => true,
             };
             if !same {
@@ -122,7 +122,7 @@ impl Watcher<'_> {
             }
         }
         for (parent, name) in std::mem::take(&mut self.missed) {
-            // Gone for good, if it is not there now: otherwise an event would say where it is.
+            // If the directory is not there now, it was removed: a move would have an event.
             if self.tree.has(parent) && self.tree.child(parent, &name).is_none() {
                 self.enter(parent, &name, true)?;
                 self.fetch();

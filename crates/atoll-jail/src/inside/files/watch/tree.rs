@@ -1,20 +1,19 @@
-//! The directories that are watched, by the kernel's number for each watch. Numbers are not used
-//! again within the life of a helper.
+//! Tree of watched directories, by watch descriptor. inotify does not reuse descriptors within the life of a helper.
 
 use std::collections::HashMap;
 
-/// The longest path the kernel takes.
+/// Maximum length of a path in the kernel.
 const LONGEST: usize = 4096;
 
 #[derive(Debug, Default)]
 struct Node {
-    /// The directory it is in; `None` for the top.
+    /// Parent directory; `None` for the top.
     parent: Option<i32>,
     name: Vec<u8>,
     children: HashMap<Vec<u8>, i32>,
 }
 
-/// Where each watched directory is, as far as events were read.
+/// Path of each watched directory, as of the events that were read.
 #[derive(Debug, Default)]
 pub(super) struct Tree {
     nodes: HashMap<i32, Node>,
@@ -33,7 +32,7 @@ impl Tree {
         self.nodes.get(&parent)?.children.get(name).copied()
     }
 
-    /// The path of a name in a directory, relative to the top; nothing if no call could name it.
+    /// Path of a name in a directory, relative to the top; `None` if it is too long for the kernel.
     pub(super) fn path(&self, watch: i32, name: &[u8]) -> Option<Vec<u8>> {
         let mut parts = vec![name];
         let (mut length, mut next) = (name.len(), self.nodes.get(&watch)?);
@@ -50,13 +49,12 @@ impl Tree {
         Some(parts.join(&b'/'))
     }
 
-    /// Makes the top.
+    /// Adds the top.
     pub(super) fn plant(&mut self, watch: i32) {
         self.nodes.insert(watch, Node::default());
     }
 
-    /// Puts a directory, new or known, into another. False if it would be in itself: events that
-    /// are still to be read will say how that is possible.
+    /// Moves a new or known directory into another. False if that would be a cycle, which later events resolve.
     pub(super) fn put(&mut self, watch: i32, parent: i32, name: &[u8]) -> bool {
         let mut above = Some(parent);
         while let Some(next) = above {
@@ -91,7 +89,7 @@ impl Tree {
         }
     }
 
-    /// Forgets a directory and all in it; the watches that are no longer wanted.
+    /// Removes a directory and everything in it; returns their watches.
     pub(super) fn cut(&mut self, watch: i32) -> Vec<i32> {
         self.detach(watch);
         let (mut gone, mut next) = (Vec::new(), vec![watch]);

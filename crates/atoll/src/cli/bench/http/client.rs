@@ -1,5 +1,5 @@
-//! A server of the bench's own, and connections to it that cost as little as they can: what is measured is the
-//! server, and both share the processors.
+//! A server process for the benchmark, and a minimal HTTP client: client and server share the processors, and only the
+//! server is to be measured.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use crate::cli::bench::{failed, latency};
 use crate::config::Config;
 
-/// `atoll serve` as it comes, on a free port.
+/// `atoll serve` with its default configuration, on a free port.
 pub(super) struct Server {
     child: Child,
     data: PathBuf,
@@ -40,13 +40,13 @@ impl Server {
         Ok(())
     }
 
-    /// Starts another in its place.
-    pub(super) fn start_again(&mut self) -> Result<(), Error> {
+    /// Starts a new process with the same data directory.
+    pub(super) fn restart(&mut self) -> Result<(), Error> {
         (self.child, self.address) = spawn(&self.data, &self.templates)?;
         Ok(())
     }
 
-    /// Its memory, in kB.
+    /// Resident memory in kB.
     pub(super) fn resident(&self) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
         latency::kilobytes(&path, "VmRSS:")
@@ -56,7 +56,7 @@ impl Server {
         Connection::open(&self.address).await
     }
 
-    /// Ends it with all its sandboxes.
+    /// Deletes all sandboxes and ends the server.
     pub(super) async fn close(mut self) -> Result<(), Error> {
         let mut connection = self.connect().await?;
         loop {
@@ -95,7 +95,10 @@ fn spawn(data: &Path, templates: &Path) -> Result<(Child, String), Error> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| failed("start a server", &error))?;
-    let lines = child.stdout.take().map(|said| BufReader::new(said).lines());
+    let lines = child
+        .stdout
+        .take()
+        .map(|stdout| BufReader::new(stdout).lines());
     let address = lines.into_iter().flatten().map_while(Result::ok);
     let address = address.into_iter().find_map(|line| {
         let url = line.strip_prefix("serving")?.trim();
@@ -103,11 +106,11 @@ fn spawn(data: &Path, templates: &Path) -> Result<(Child, String), Error> {
     });
     match address {
         Some(address) => Ok((child, address)),
-        None => Err(wrong("the server did not start")),
+        None => Err(server_error("the server did not start")),
     }
 }
 
-/// One connection, kept alive.
+/// A keep-alive connection.
 pub(super) struct Connection {
     address: String,
     stream: TcpStream,
@@ -127,7 +130,7 @@ impl Connection {
         })
     }
 
-    /// Asks, and reads the whole answer.
+    /// Sends a request and returns the decoded body of the response.
     pub(super) async fn call(
         &mut self,
         method: &str,
@@ -139,10 +142,10 @@ impl Connection {
         if body.is_empty() {
             return Ok(Value::Null);
         }
-        serde_json::from_slice(body).map_err(|error| wrong(&error.to_string()))
+        serde_json::from_slice(body).map_err(|error| server_error(&error.to_string()))
     }
 
-    /// A request as it goes over the wire.
+    /// Bytes of a request.
     pub(super) fn request(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
         let (address, length) = (&self.address, body.len());
         let head = format!(
@@ -152,36 +155,36 @@ impl Connection {
         head.into_bytes()
     }
 
-    /// Sends a request; the body of its answer, which must not be a refusal.
+    /// Sends a request and returns the body of the response. A status other than 2xx is an error.
     pub(super) async fn exchange(&mut self, request: &[u8]) -> Result<&[u8], Error> {
         let done = async {
             self.stream.write_all(request).await?;
             self.buffer.clear();
             loop {
-                if let Some(answer) = Answer::parse(&self.buffer)
-                    && self.buffer.len() >= answer.end()
+                if let Some(response) = ResponseHead::parse(&self.buffer)
+                    && self.buffer.len() >= response.end()
                 {
-                    return Ok(answer);
+                    return Ok(response);
                 }
                 if self.stream.read_buf(&mut self.buffer).await? == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
             }
         };
-        let answer = done
+        let response = done
             .await
             .map_err(|error| failed("call the server", &error))?;
-        let body = self.buffer.get(answer.head..).unwrap_or_default();
-        if !(200..300).contains(&answer.status) {
-            return Err(wrong(&String::from_utf8_lossy(body)));
+        let body = self.buffer.get(response.head..).unwrap_or_default();
+        if !(200..300).contains(&response.status) {
+            return Err(server_error(&String::from_utf8_lossy(body)));
         }
         Ok(body)
     }
 
-    /// Makes a sandbox; its id.
+    /// Creates a sandbox and returns its id.
     pub(super) async fn create(&mut self) -> Result<String, Error> {
-        let made = self.call("POST", "/sandboxes", r#"{"timeout":0}"#).await?;
-        text(&made, "sandboxID").map(ToOwned::to_owned)
+        let created = self.call("POST", "/sandboxes", r#"{"timeout":0}"#).await?;
+        text(&created, "sandboxID").map(ToOwned::to_owned)
     }
 
     pub(super) async fn delete(&mut self, id: &str) -> Result<(), Error> {
@@ -189,25 +192,25 @@ impl Connection {
         Ok(())
     }
 
-    /// Runs `true` to its end.
+    /// Runs `/bin/true` and waits for its exit.
     pub(super) async fn run_true(&mut self, id: &str) -> Result<(), Error> {
         let body = r#"{"cmd":"/bin/true","args":[]}"#;
-        let done = self.call("POST", &commands_of(id), body).await?;
+        let done = self.call("POST", &commands_path(id), body).await?;
         if done.get("exitCode").and_then(Value::as_i64) == Some(0) {
             return Ok(());
         }
-        Err(wrong(&done.to_string()))
+        Err(server_error(&done.to_string()))
     }
 
-    /// Starts a line and does not wait; its id.
-    pub(super) async fn begin(&mut self, id: &str, line: &str) -> Result<String, Error> {
+    /// Starts a command in the background and returns its id.
+    pub(super) async fn start(&mut self, id: &str, line: &str) -> Result<String, Error> {
         let body = serde_json::json!({ "cmd": line, "background": true }).to_string();
-        let begun = self.call("POST", &commands_of(id), &body).await?;
-        text(&begun, "execID").map(ToOwned::to_owned)
+        let started = self.call("POST", &commands_path(id), &body).await?;
+        text(&started, "execID").map(ToOwned::to_owned)
     }
 
-    /// Waits until the warm pool has so many sandboxes.
-    pub(super) async fn filled(&mut self, warm: u64, embryos: u64) -> Result<(), Error> {
+    /// Waits until the pools have this many warm sandboxes and embryos.
+    pub(super) async fn wait_for_pools(&mut self, warm: u64, embryos: u64) -> Result<(), Error> {
         let begin = std::time::Instant::now();
         loop {
             let ready = self.call("GET", "/readyz", "").await?;
@@ -216,32 +219,32 @@ impl Connection {
                 return Ok(());
             }
             if begin.elapsed().as_secs() > 60 {
-                return Err(wrong("the pool did not fill"));
+                return Err(server_error("the pool did not fill"));
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
 }
 
-pub(super) fn commands_of(id: &str) -> String {
+pub(super) fn commands_path(id: &str) -> String {
     format!("/sandboxes/{id}/commands")
 }
 
-/// A field that is text.
+/// A string field.
 pub(super) fn text<'a>(value: &'a Value, name: &str) -> Result<&'a str, Error> {
     let found = value.get(name).and_then(Value::as_str);
-    found.ok_or_else(|| wrong(&format!("no {name} in {value}")))
+    found.ok_or_else(|| server_error(&format!("no {name} in {value}")))
 }
 
-/// The head of an answer.
-struct Answer {
+/// The head of a response.
+struct ResponseHead {
     status: u16,
     head: usize,
     length: usize,
 }
 
-impl Answer {
-    /// Reads the head, if it is all there. Every answer of the routes that are measured says its length.
+impl ResponseHead {
+    /// Parses the head; `None` if it is incomplete. All measured routes send Content-Length.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let head = bytes.windows(4).position(|window| window == b"\r\n\r\n")? + 4;
         let text = std::str::from_utf8(bytes.get(..head)?).ok()?;
@@ -264,7 +267,7 @@ impl Answer {
     }
 }
 
-/// Sends a file up, in the way that costs the sender least.
+/// Uploads a file by `sendfile`.
 pub(super) fn upload(address: &str, path: &str, file: &File) -> io::Result<()> {
     let length = file.metadata()?.len();
     let mut stream = std::net::TcpStream::connect(address)?;
@@ -274,33 +277,33 @@ pub(super) fn upload(address: &str, path: &str, file: &File) -> io::Result<()> {
     )?;
     let mut left = length;
     while left > 0 {
-        let most = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
-        match rustix::fs::sendfile(&stream, file, None, most)? {
+        let size = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
+        match rustix::fs::sendfile(&stream, file, None, size)? {
             0 => return Err(io::Error::other("the file became shorter")),
             sent => left -= sent as u64,
         }
     }
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let made = answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let is_success = response
         .split(' ')
         .nth(1)
         .is_some_and(|status| status.starts_with('2'));
-    if made {
+    if is_success {
         Ok(())
     } else {
-        Err(io::Error::other(answer))
+        Err(io::Error::other(response))
     }
 }
 
-/// Takes a file down, in the way that costs the taker least.
+/// Downloads a file by `splice`.
 pub(super) fn download(address: &str, path: &str, file: &File) -> io::Result<()> {
     let mut stream = std::net::TcpStream::connect(address)?;
     write!(
         stream,
         "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
     )?;
-    // The head to its last byte, and not one more: the rest is the kernel's to move.
+    // Reads the head byte by byte, so that the body stays in the socket for `splice`.
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -311,12 +314,12 @@ pub(super) fn download(address: &str, path: &str, file: &File) -> io::Result<()>
     if !head.starts_with("http/1.1 200") || head.contains("transfer-encoding") {
         return Err(io::Error::other(head));
     }
-    const MOST: usize = 1 << 20;
+    const PIPE_BYTES: usize = 1 << 20;
     let (reader, writer) = rustix::pipe::pipe()?;
-    rustix::pipe::fcntl_setpipe_size(&writer, MOST)?;
+    rustix::pipe::fcntl_setpipe_size(&writer, PIPE_BYTES)?;
     let flags = rustix::pipe::SpliceFlags::MOVE;
     loop {
-        let mut left = rustix::pipe::splice(&stream, None, &writer, None, MOST, flags)?;
+        let mut left = rustix::pipe::splice(&stream, None, &writer, None, PIPE_BYTES, flags)?;
         if left == 0 {
             return Ok(());
         }
@@ -326,6 +329,6 @@ pub(super) fn download(address: &str, path: &str, file: &File) -> io::Result<()>
     }
 }
 
-pub(super) fn wrong(what: &str) -> Error {
-    Error::new(Code::Internal, format!("the server: {what}"))
+pub(super) fn server_error(message: &str) -> Error {
+    Error::new(Code::Internal, format!("the server: {message}"))
 }

@@ -1,4 +1,4 @@
-//! The command as a client: what a whole process costs its user.
+//! The command line as a client: time of the whole process.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use atoll_model::Error;
 
 use super::super::work::{compare, on_host};
 use super::super::{Row, Samples, failed, progress};
-use super::client::{Server, wrong};
+use super::client::{Server, server_error};
 
 /// Runs this binary against the server.
 fn atoll(server: &Server, words: &[&str]) -> Result<(), Error> {
@@ -22,7 +22,10 @@ fn atoll(server: &Server, words: &[&str]) -> Result<(), Error> {
     if status.success() {
         return Ok(());
     }
-    Err(wrong(&format!("atoll {}: {status}", words.join(" "))))
+    Err(server_error(&format!(
+        "atoll {}: {status}",
+        words.join(" ")
+    )))
 }
 
 pub(super) async fn exec(server: &Server) -> Result<Row, Error> {
@@ -40,7 +43,7 @@ pub(super) async fn exec(server: &Server) -> Result<Row, Error> {
     Ok(Row::times(row, &samples, Some((12.0, None))))
 }
 
-/// 10,000 files of 10 kB in, against `cp -r` beside the data directory.
+/// `atoll cp` of 10,000 files of 10 kB, compared with `cp -r` on the file system of the data directory.
 pub(super) async fn copy(server: &Server, data: &Path) -> Result<Row, Error> {
     progress("atoll cp of 10,000 small files");
     let directory = data.join("copies");
@@ -53,22 +56,22 @@ pub(super) async fn copy(server: &Server, data: &Path) -> Result<Row, Error> {
             written.map_err(|error| failed("write a file", &error))?;
         }
     }
-    let (mut there, mut here) = (Samples::default(), Samples::default());
+    let (mut copies, mut host_copies) = (Samples::default(), Samples::default());
     let mut connection = server.connect().await?;
     for _ in 0..5 {
         let id = connection.create().await?;
         on_host(&directory, "rm -rf copy && sync -f .")?;
         let begin = Instant::now();
         on_host(&directory, "cp -r many copy")?;
-        here.add(begin);
+        host_copies.add(begin);
         on_host(&directory, "rm -rf copy && sync -f .")?;
         let begin = Instant::now();
         let target = format!("{id}:many");
         atoll(server, &["cp", &many.to_string_lossy(), &target])?;
-        there.add(begin);
+        copies.add(begin);
         connection.delete(&id).await?;
     }
     on_host(&directory, "rm -rf many")?;
     let row = "atoll cp of 10,000 files of 10 kB in, against cp -r";
-    Ok(compare(row, &there, &here, 0.5))
+    Ok(compare(row, &copies, &host_copies, 0.5))
 }

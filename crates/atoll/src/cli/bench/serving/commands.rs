@@ -1,4 +1,4 @@
-//! How commands and terminals hold up.
+//! Throughput of output, terminal echo, and exec latency beside a noisy neighbour.
 
 use std::time::{Duration, Instant};
 
@@ -18,19 +18,19 @@ pub(super) async fn stream(runtime: &LocalRuntime) -> Result<Row, Error> {
     let line = "head -c 1000000000 /dev/zero";
     let control = runtime.exec(&id, ExecSpec::shell(line)).await?.handle;
     let mut reader = control.output(0);
-    let mut heard = 0;
+    let mut received = 0;
     while let Some(chunk) = reader.next().await? {
         match chunk {
-            OutputChunk::Data { bytes, .. } => heard += bytes.len() as u64,
+            OutputChunk::Data { bytes, .. } => received += bytes.len() as u64,
             OutputChunk::Gap { .. } => return Err(Error::new(Code::Internal, "a gap")),
             OutputChunk::Exit(_) => break,
         }
     }
-    let rate = heard as f64 / 1e6 / begin.elapsed().as_secs_f64();
+    let rate = received as f64 / 1e6 / begin.elapsed().as_secs_f64();
     let grown = resident().saturating_sub(before) / 1024;
     runtime.delete(&id).await?;
     let text = format!("1 GB of stdout to one reader (our memory grew by {grown} MB)");
-    let met = rate >= 400.0 && heard == 1_000_000_000 && grown < 64;
+    let met = rate >= 400.0 && received == 1_000_000_000 && grown < 64;
     Ok(Row::value(text, format!("{rate:.0} MB/s")).bar("≥ 400 MB/s", met))
 }
 
@@ -57,10 +57,10 @@ pub(super) async fn echo(runtime: &LocalRuntime) -> Result<Row, Error> {
     Ok(Row::times("terminal echo", &samples, Some((0.5, None))))
 }
 
-/// Commands of one sandbox while another does its worst.
+/// Exec latency in one sandbox while another uses all that its limits permit.
 pub(super) async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("a bad neighbour");
-    let (quiet_id, bad) = (create(runtime).await?, create(runtime).await?);
+    let (quiet_id, noisy_id) = (create(runtime).await?, create(runtime).await?);
     settle();
     let commands = async || {
         let mut samples = Samples::default();
@@ -75,14 +75,14 @@ pub(super) async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
     let line = "for i in 1 2 3 4 5 6 7 8; do while :; do :; done & done; \
                 (while :; do /bin/true & wait; done) & \
                 (while :; do head -c 50000000 /dev/zero > /tmp/full; done) & echo on; wait";
-    let mut exec = runtime.exec(&bad, ExecSpec::shell(line)).await?;
+    let mut exec = runtime.exec(&noisy_id, ExecSpec::shell(line)).await?;
     exec.stdout.read(&mut [0; 16]).await?;
-    // It is at its limits when it has been for a while.
-    while runtime.usage(&bad)?.cpu < Duration::from_secs(2) {
+    // After 2 s of processor time the neighbour has reached its limits.
+    while runtime.usage(&noisy_id)?.cpu < Duration::from_secs(2) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let loud = commands().await?;
-    runtime.delete(&bad).await?;
+    runtime.delete(&noisy_id).await?;
     runtime.delete(&quiet_id).await?;
     let (before, after) = (quiet.percentile(99.0), loud.percentile(99.0));
     let ratio = after.as_secs_f64() / before.as_secs_f64();

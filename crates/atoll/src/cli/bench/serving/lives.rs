@@ -1,4 +1,4 @@
-//! How quickly sandboxes are made, paused and deleted where some are ready.
+//! Create, pause, resume and delete with full pools.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use atoll_worker::LocalRuntime;
 
 use super::super::latency::run_true;
 use super::super::{Row, Samples, milliseconds, progress, settle};
-use super::{create, create_and_run, filled, joined};
+use super::{create, create_and_run, flatten_join, wait_for_pools};
 
 pub(super) async fn warm(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("warm starts");
     let mut samples = Samples::default();
     for _ in 0..200 {
         if runtime.pool_sizes().0 < 4 {
-            filled(runtime, 16, 96).await?;
+            wait_for_pools(runtime, 16, 96).await?;
         }
         let begin = Instant::now();
         let id = create_and_run(runtime).await?;
@@ -25,11 +25,11 @@ pub(super) async fn warm(runtime: &LocalRuntime) -> Result<Row, Error> {
     Ok(Row::times(row, &samples, Some((2.0, Some(5.0)))))
 }
 
-/// With the warm ones taken and a pause before each, so that only embryos are left.
-pub(super) async fn idle_gaps(runtime: &LocalRuntime) -> Result<Row, Error> {
+/// Creates that no warm sandbox fits, after idle gaps.
+pub(super) async fn embryos(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("starts from embryos");
     let mut samples = Samples::default();
-    // With something of the host in it, so that no warm one fits.
+    // Warm sandboxes have no mounts of the host.
     let spec = SandboxSpec {
         mounts: vec![HostMount {
             source: "/usr".into(),
@@ -38,7 +38,7 @@ pub(super) async fn idle_gaps(runtime: &LocalRuntime) -> Result<Row, Error> {
         ..SandboxSpec::default()
     };
     for _ in 0..60 {
-        filled(runtime, 0, 8).await?;
+        wait_for_pools(runtime, 0, 8).await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let begin = Instant::now();
         let id = runtime.create(spec.clone()).await?.id;
@@ -54,7 +54,7 @@ pub(super) async fn burst(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("100 at once");
     let mut samples = Samples::default();
     for _ in 0..3 {
-        filled(runtime, 16, 96).await?;
+        wait_for_pools(runtime, 16, 96).await?;
         let begin = Instant::now();
         let all: Vec<_> = (0..100)
             .map(|_| {
@@ -66,8 +66,8 @@ pub(super) async fn burst(runtime: &LocalRuntime) -> Result<Row, Error> {
             })
             .collect();
         for one in all {
-            let (id, took) = joined(one.await)?;
-            samples.0.push(took);
+            let (id, elapsed) = flatten_join(one.await)?;
+            samples.0.push(elapsed);
             runtime.delete(&id).await?;
         }
     }
@@ -83,13 +83,13 @@ pub(super) async fn sustained(
 ) -> Result<Row, Error> {
     progress(&format!("create + delete with a pool, network {network}"));
     const LENGTH: Duration = Duration::from_secs(5);
-    filled(runtime, 16, 96).await?;
+    wait_for_pools(runtime, 16, 96).await?;
     let begin = Instant::now();
     let callers: Vec<_> = (0..4)
         .map(|_| {
             let runtime = runtime.clone();
             tokio::spawn(async move {
-                let mut made = 0_u32;
+                let mut count = 0_u32;
                 while begin.elapsed() < LENGTH {
                     let spec = SandboxSpec {
                         network,
@@ -97,17 +97,17 @@ pub(super) async fn sustained(
                     };
                     let id = runtime.create(spec).await?.id;
                     runtime.delete(&id).await?;
-                    made += 1;
+                    count += 1;
                 }
-                Ok::<_, Error>(made)
+                Ok::<_, Error>(count)
             })
         })
         .collect();
-    let mut made = 0;
+    let mut total = 0;
     for caller in callers {
-        made += joined(caller.await)?;
+        total += flatten_join(caller.await)?;
     }
-    let rate = f64::from(made) / begin.elapsed().as_secs_f64();
+    let rate = f64::from(total) / begin.elapsed().as_secs_f64();
     let text = format!("create + delete, sustained, network {network}");
     let row = Row::value(text, format!("{rate:.0} /s"));
     Ok(row.bar(format!("≥ {bar} /s"), rate >= bar))
@@ -116,7 +116,7 @@ pub(super) async fn sustained(
 pub(super) async fn pauses(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     progress("pause and resume");
     let mut rows = Vec::new();
-    for (what, line) in [
+    for (load, line) in [
         (
             "sleeping",
             "for i in $(seq 20); do sleep 600 & done; echo on; wait",
@@ -141,7 +141,7 @@ pub(super) async fn pauses(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
         }
         for (verb, samples) in [("pause", paused), ("resume", resumed)] {
             let p99 = milliseconds(samples.percentile(99.0));
-            let row = Row::times(format!("{verb}, 20 processes {what}"), &samples, None);
+            let row = Row::times(format!("{verb}, 20 processes {load}"), &samples, None);
             rows.push(row.bar("p99 ≤ 3", p99 <= 3.0));
         }
         runtime.delete(&id).await?;

@@ -1,4 +1,4 @@
-//! Many at once, and those that outlast their server.
+//! 1,000 sandboxes at a time, and adoption after the server was killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -10,15 +10,15 @@ use atoll_worker::LocalRuntime;
 
 use super::super::latency::{Stages, available, run_true};
 use super::super::{Row, Samples, failed, progress};
-use super::{Data, create_and_run, joined};
+use super::{Data, create_and_run, flatten_join};
 use crate::config::Config;
 
-/// Without anything ready, to compare like with like.
+/// Memory and create latency with 1,000 sandboxes. Without pools: the first and the last creates take the same path.
 pub(super) async fn thousand(data: &Data, config: &Config) -> Result<Vec<Row>, Error> {
     progress("1,000 live sandboxes");
     const COUNT: usize = 1000;
-    let runtime = LocalRuntime::open(data.nothing_ready(config)).await?;
-    get_memory();
+    let runtime = LocalRuntime::open(data.without_pools(config)).await?;
+    populate_memory();
     let before = available();
     let (mut first, mut last) = (Stages::default(), Stages::default());
     let mut ids = Vec::new();
@@ -41,7 +41,7 @@ pub(super) async fn thousand(data: &Data, config: &Config) -> Result<Vec<Row>, E
         })
         .collect();
     for one in all {
-        joined(one.await)?;
+        flatten_join(one.await)?;
     }
     let deleted = begin.elapsed().as_secs_f64();
     runtime.close().await?;
@@ -64,9 +64,9 @@ pub(super) async fn thousand(data: &Data, config: &Config) -> Result<Vec<Row>, E
     ])
 }
 
-/// Has the machine get memory for them all, and free it again. A virtual machine gives back what it does not use, and gets it again page
-/// by page: the last ones would have to wait for that, where the first use what others had before.
-fn get_memory() {
+/// Allocates memory for all sandboxes and frees it. A virtual machine with a balloon has returned unused memory to its
+/// host and gets it back page by page; the last creates would include that time, the first would not.
+fn populate_memory() {
     const NEEDED: usize = 2 << 30;
     const PAGE: usize = 4096;
     let needed = NEEDED.min(available() as usize / 2 * 1024);
@@ -77,7 +77,7 @@ fn get_memory() {
     std::hint::black_box(&memory);
 }
 
-/// How long it takes to go on with 100 sandboxes of a server that was killed.
+/// Time to adopt 100 sandboxes of a server that was killed.
 pub(super) async fn adoption(data: &Data, config: &Config) -> Result<Row, Error> {
     progress("adoption");
     let mut samples = Samples::default();
@@ -91,13 +91,13 @@ pub(super) async fn adoption(data: &Data, config: &Config) -> Result<Row, Error>
             .spawn()
             .map_err(|error| failed("start a server", &error))?;
         let mut line = String::new();
-        if let Some(said) = server.stdout.take() {
-            let _ = BufReader::new(said).read_line(&mut line);
+        if let Some(stdout) = server.stdout.take() {
+            let _ = BufReader::new(stdout).read_line(&mut line);
         }
         let killed = server.kill().and_then(|()| server.wait());
         killed.map_err(|error| failed("kill a server", &error))?;
         let begin = Instant::now();
-        let runtime = LocalRuntime::open(data.nothing_ready(config)).await?;
+        let runtime = LocalRuntime::open(data.without_pools(config)).await?;
         samples.add(begin);
         let all = runtime.list();
         if all.len() != 100 {
@@ -114,10 +114,10 @@ pub(super) async fn adoption(data: &Data, config: &Config) -> Result<Row, Error>
     Ok(Row::times(row, &samples, Some((1000.0, None))))
 }
 
-/// A server with 100 sandboxes that waits to be killed.
+/// A server with 100 sandboxes that runs until it is killed.
 pub(in super::super) async fn victim(data: &Path, config: &Config) -> Result<(), Error> {
     let data = Data(data.to_owned());
-    let runtime = LocalRuntime::open(data.nothing_ready(config)).await?;
+    let runtime = LocalRuntime::open(data.without_pools(config)).await?;
     for _ in 0..100 {
         create_and_run(&runtime).await?;
     }

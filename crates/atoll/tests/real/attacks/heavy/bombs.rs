@@ -103,7 +103,7 @@ async fn a_deadline_ends_a_fork_bomb_without_harm_to_neighbours() {
         world.sandbox(Kind::Static).await,
     );
     for user in USERS {
-        // On a slow machine the sandbox may not be full before the deadline: then it is longer.
+        // On a slow machine the sandbox may not be full before the deadline; the test retries with a longer one.
         let mut full = false;
         for seconds in [5, 15, 45] {
             let spec = probe_spec(&["c01-wild", "600"])
@@ -134,7 +134,7 @@ async fn a_deadline_kills_daemons() {
     let world = World::open().await;
     let id = small(&world, Kind::Base).await;
     for user in USERS {
-        // On a machine that is busy they may not be there in time: then it gets more.
+        // On a busy machine the processes may not exist in time; the test retries with a longer deadline.
         let mut found = false;
         for seconds in [2, 8, 30] {
             found = met(&world, &id, user, Duration::from_secs(seconds)).await;

@@ -18,11 +18,11 @@ const MOST_CACHE: &str = "134217728";
 /// Expected end of an allocating process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The kernel kills it.
+    /// The kernel kills the process.
     Killed,
-    /// A smaller limit than memory refuses it.
+    /// A limit below the memory limit rejects the allocation.
     Refused,
-    /// The kernel takes back what it does not need.
+    /// The kernel reclaims unneeded memory.
     Unharmed,
 }
 
@@ -66,7 +66,7 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
     let world = World::open().await;
     let (id, neighbour) = (small(&world).await, small(&world).await);
     let init = world.runtime.host_pid(&id).expect("it runs");
-    // Somewhere that a user, too, may write.
+    // A directory that `user` can write too.
     stdout_text(&world.probe(&id, "root", &["touch", "/hog"]).await);
     stdout_text(&world.probe(&id, "root", &["chmod", "/hog", "666"]).await);
     stdout_text(&world.probe(&id, "root", &["mkdir", "/names"]).await);
