@@ -3,8 +3,8 @@
 use atoll_model::{CommandKind, CommandRow, ExecStatus, PageRequest, SessionId};
 use sqlx::{FromRow, PgPool, QueryBuilder, Sqlite};
 
-use crate::database::{Database, execute, fetch_all, fetch_one};
 use crate::database::postgres::within_limit;
+use crate::database::{Database, execute, fetch_all, fetch_one};
 use crate::dialect::without_nul;
 use crate::sandboxes::upper_bound;
 use crate::{Error, Result, Store, decode_json, decode_text, encode};

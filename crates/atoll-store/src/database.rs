@@ -142,8 +142,7 @@ impl Drop for Writer<'_> {
 
 /// A transaction. Rolled back when dropped without a commit.
 pub(crate) struct Transaction<'a> {
-    transaction:
-        On<sqlx::Transaction<'static, Sqlite>, sqlx::Transaction<'static, Postgres>>,
+    transaction: On<sqlx::Transaction<'static, Sqlite>, sqlx::Transaction<'static, Postgres>>,
     // Dropped after the transaction.
     _writer: Writer<'a>,
 }

@@ -7,8 +7,8 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use atoll_model::InstanceId;
-use sqlx::{Connection as _, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{Connection as _, PgConnection};
 
 use crate::clock::ClockRecord;
 use crate::database::sqlite::MIGRATOR;

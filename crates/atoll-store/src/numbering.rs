@@ -60,11 +60,7 @@ struct Shared {
 }
 
 impl Numbering {
-    pub(crate) fn start(
-        pool: PgPool,
-        listener: PgPool,
-        changes: Arc<watch::Sender<()>>,
-    ) -> Self {
+    pub(crate) fn start(pool: PgPool, listener: PgPool, changes: Arc<watch::Sender<()>>) -> Self {
         let shared = Arc::new(Shared {
             pool,
             changes,

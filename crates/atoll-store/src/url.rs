@@ -156,11 +156,7 @@ impl fmt::Display for PostgresUrl {
             None => format!("{}:{}", options.get_host(), options.get_port()),
         };
         let database = options.get_database().unwrap_or_default();
-        write!(
-            f,
-            "postgres://{}@{host}/{database}",
-            options.get_username()
-        )
+        write!(f, "postgres://{}@{host}/{database}", options.get_username())
     }
 }
 

@@ -32,8 +32,7 @@ const SERVER_LIMITS: [(&str, &str); 3] = [
 
 const STATE: &str = "SELECT current_setting('transaction_read_only') = 'on' OR pg_is_in_recovery(), \
      getdatabaseencoding() = 'UTF8', COALESCE(has_schema_privilege(current_schema(), 'CREATE'), false)";
-const TABLES: &str =
-    "SELECT CAST(table_name AS TEXT) FROM information_schema.tables WHERE table_schema = current_schema()";
+const TABLES: &str = "SELECT CAST(table_name AS TEXT) FROM information_schema.tables WHERE table_schema = current_schema()";
 const VISIBLE_TABLES: &str =
     "SELECT CAST(tablename AS TEXT) FROM pg_tables WHERE schemaname = current_schema()";
 const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM _sqlx_migrations WHERE success";
@@ -177,10 +176,17 @@ async fn is_only_migrations(connection: &mut PgConnection) -> Result<bool> {
 /// Migrates the schema. The migrator takes an advisory lock, so that several processes may start at once.
 pub(crate) async fn migrate(url: &PostgresUrl) -> Result<()> {
     let mut connection = connect(&url.options()).await?;
-    if check(&mut connection).await? != (Schema::Present { is_current: true }) {
-        MIGRATOR.run(&mut connection).await?;
-    }
+    let schema = check(&mut connection).await;
     let _ = connection.close().await;
+    if schema? != (Schema::Present { is_current: true }) {
+        // Without limits of time: a migration may wait for another one, and may be long.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .connect_lazy_with(url.options());
+        let migrated = MIGRATOR.run(&pool).await;
+        pool.close().await;
+        migrated?;
+    }
     Ok(())
 }
 
