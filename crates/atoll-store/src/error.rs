@@ -60,9 +60,28 @@ pub enum Error {
     /// The org of a new row was removed.
     #[error("the org was removed")]
     OrgNotFound,
-    /// The operation exists for SQLite only.
-    #[error("PostgreSQL has its own tools for this")]
-    SqliteOnly,
+    /// There is no database to copy.
+    #[error("there is no database")]
+    NotFound,
+    /// The schema of the database to copy is of an older version.
+    #[error("the database was written by an older version")]
+    Older,
+    /// The target of a copy belongs to another instance.
+    #[error("the target belongs to another instance")]
+    OtherInstance,
+    /// A server used the target of a copy later than the source.
+    #[error("a server used the target after the source")]
+    TargetUsed,
+    /// Source and target of a copy differ.
+    #[error("table {table} differs: {ours} rows in the source, {theirs} in the target")]
+    Differs {
+        /// The table.
+        table: &'static str,
+        /// Rows of the source.
+        ours: u64,
+        /// Rows of the target.
+        theirs: u64,
+    },
 }
 
 /// Reason why a PostgreSQL database cannot be used.

@@ -26,6 +26,7 @@ mod sandboxes;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod url;
 
 use std::path::Path;
@@ -49,6 +50,7 @@ pub use keys::NewKey;
 pub use orgs::OrgRemoval;
 pub use quota::QuotaClaim;
 pub use sandboxes::{ChangeEvent, SandboxRow};
+pub use transfer::{TableCopy, TransferProgress, transfer};
 pub use url::{DatabaseUrl, InvalidUrl, PostgresUrl};
 
 /// The database of the control plane.
@@ -80,6 +82,11 @@ impl Store {
             changes,
             operations: OperationTimers::default(),
         })
+    }
+
+    /// Checks a PostgreSQL database and migrates its schema.
+    pub async fn migrate(url: &PostgresUrl) -> Result<()> {
+        database::postgres::migrate(url).await
     }
 
     /// Opens the database at a URL.

@@ -314,10 +314,10 @@ impl Store {
     ) -> Result<sqlx::Result<PgQueryResult>> {
         let mut transaction = self.begin().await?;
         transaction.lock_org(org, OrgLock::Quota).await?;
-        let On::Postgres(connection) = transaction.on() else {
-            return Err(Error::SqliteOnly);
+        let inserted = match transaction.on() {
+            On::Postgres(connection) => within_limit(query.execute(connection)).await,
+            On::Sqlite(_) => unreachable!("the query is for PostgreSQL"),
         };
-        let inserted = within_limit(query.execute(connection)).await;
         if inserted.is_ok() {
             transaction.commit().await?;
         }

@@ -5,6 +5,7 @@ mod instance;
 mod orgs;
 mod postgres;
 mod sync;
+mod transfer;
 
 use std::collections::BTreeMap;
 
