@@ -15,7 +15,7 @@ MDBOOK = $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/mdbook/b
 
 PREFIX ?= /usr/local
 
-.PHONY: run serve install test test-v2 soak check bench docs build target-directory setup setup-test setup-bench setup-docs
+.PHONY: run serve install test test-v2 soak check bench docs build target-directory infra-up infra-down infra-reset setup setup-test setup-bench setup-docs
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build
@@ -45,9 +45,17 @@ build: setup
 test: setup-test
 	@$(CARGO) build --locked -p atoll
 	@rm -f $(JUNIT)
-	@$(CARGO) nextest run --locked --workspace || { code=$$?; deploy/failures $(JUNIT); exit $$code; }
+	@deploy/with-postgres $(CARGO) nextest run --locked --workspace || { code=$$?; deploy/failures $(JUNIT); exit $$code; }
 	@$(CARGO) test --locked --workspace --doc -q
 	@deploy/guest/run
+
+## PostgreSQL and NATS with JetStream on this machine, for development: start, stop, and delete their data.
+infra-up:
+	@deploy/infra up
+infra-down:
+	@deploy/infra down
+infra-reset:
+	@deploy/infra reset
 
 ## Lives of sandboxes and kills of their server for SECONDS (an hour): nothing grows.
 soak: setup-test
