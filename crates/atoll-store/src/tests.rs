@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod faults;
 mod history;
 mod instance;
 mod orgs;

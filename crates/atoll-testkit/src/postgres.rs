@@ -232,6 +232,15 @@ impl Postgres {
         assert!(command.status().is_ok_and(|status| status.success()));
     }
 
+    /// Starts the server again if it has ended.
+    pub fn ensure_running(&mut self) {
+        let has_ended = |server: &mut Child| server.try_wait().is_ok_and(|end| end.is_some());
+        if self.server.as_mut().is_none_or(has_ended) {
+            self.server = None;
+            self.run();
+        }
+    }
+
     /// Shuts the server down, which ends all connections, and starts it again.
     pub fn restart(&mut self) {
         self.stop();
