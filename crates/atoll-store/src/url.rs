@@ -37,7 +37,7 @@ pub enum DatabaseUrl {
 #[derive(Clone)]
 pub struct PostgresUrl {
     text: String,
-    options: PgConnectOptions,
+    options: Box<PgConnectOptions>,
 }
 
 /// A database URL that cannot be parsed. The message contains no password.
@@ -106,7 +106,7 @@ impl FromStr for PostgresUrl {
         };
         Ok(Self {
             text: text.to_owned(),
-            options,
+            options: Box::new(options),
         })
     }
 }
@@ -125,7 +125,7 @@ fn reason(error: &sqlx::Error, text: &str) -> String {
 impl PostgresUrl {
     /// Options of a connection.
     pub(crate) fn options(&self) -> PgConnectOptions {
-        self.options.clone()
+        (*self.options).clone()
     }
 
     /// The URL with its password, for another program or a configuration file.

@@ -2,7 +2,7 @@
 //!
 //! The server of `deploy/with-postgres`, whose URL is in `ATOLL_TEST_POSTGRES`, serves all tests that do not harm it. A
 //! test without that server, or one that kills it, starts its own. The program refuses to run as root, so it runs as
-//! `postgres`, or `nobody` if that user is missing.
+//! `postgres`.
 
 use std::fs;
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 /// URL of a server that tests share, without a database: `postgres://USER@HOST:PORT`.
 const SHARED: &str = "ATOLL_TEST_POSTGRES";
-const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_mins(1);
 /// User with all rights, without a password.
 const USER: &str = "atoll";
 
@@ -323,7 +323,7 @@ fn unprivileged_user() -> Option<(u32, u32)> {
         let user = fields.next()?.parse().ok()?;
         Some((user, fields.next()?.parse().ok()?))
     };
-    ids("postgres").or_else(|| ids("nobody"))
+    Some(ids("postgres").expect("there is a user postgres: deploy/setup test"))
 }
 
 /// A program of PostgreSQL, run as the unprivileged user, and killed when the thread of its test ends.

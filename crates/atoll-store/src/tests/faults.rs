@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use super::{org, row};
 use crate::{ConnectProblem, Error, PostgresUrl, Store};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 async fn eventually<T>(what: &str, mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
