@@ -15,7 +15,7 @@ MDBOOK = $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/mdbook/b
 
 PREFIX ?= /usr/local
 
-.PHONY: run serve install test test-v2 soak check bench docs build target-directory setup setup-test setup-bench setup-docs
+.PHONY: run serve install test test-v2 soak check bench docs build target-directory infra-up infra-down infra-reset setup setup-test setup-bench setup-docs
 
 ## Build, create the template `base`, check the host and run a first sandbox.
 run: build
@@ -45,9 +45,17 @@ build: setup
 test: setup-test
 	@$(CARGO) build --locked -p atoll
 	@rm -f $(JUNIT)
-	@$(CARGO) nextest run --locked --workspace || { code=$$?; deploy/failures $(JUNIT); exit $$code; }
+	@deploy/with-postgres $(CARGO) nextest run --locked --workspace || { code=$$?; deploy/failures $(JUNIT); exit $$code; }
 	@$(CARGO) test --locked --workspace --doc -q
 	@deploy/guest/run
+
+## PostgreSQL and NATS with JetStream on this machine, for development: start, stop, and delete their data.
+infra-up:
+	@deploy/infra up
+infra-down:
+	@deploy/infra down
+infra-reset:
+	@deploy/infra reset
 
 ## Soak test: create and delete sandboxes and kill the server for SECONDS (default: 3600), and check for leaks.
 soak: setup-test

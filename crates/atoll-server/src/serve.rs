@@ -67,7 +67,7 @@ impl ConnectionLimits {
         (self.max_connections as usize / 2).max(1)
     }
 
-    fn is_reserved(&self, descriptor: &impl AsRawFd) -> bool {
+    fn is_reserved(&self, descriptor: &(impl AsRawFd + ?Sized)) -> bool {
         descriptor.as_raw_fd() >= self.first_reserved_fd
     }
 }

@@ -1,8 +1,9 @@
 //! The `clock` table, and updates that move all deadlines when the system clock was set.
 
 use atoll_model::EventId;
-use sqlx::{FromRow, Sqlite, Transaction};
+use sqlx::FromRow;
 
+use crate::database::{Transaction, execute, fetch_optional};
 use crate::{Result, SandboxRow, Store};
 
 pub(crate) const READ: &str = "SELECT at, boottime, boot, difference, held_until FROM clock";
@@ -25,33 +26,46 @@ pub struct ClockRecord {
     pub held_until: Option<i64>,
 }
 
+/// Stores a record.
+macro_rules! upsert {
+    ($on:expr, $record:expr) => {
+        execute!(
+            $on,
+            UPSERT,
+            $record.at,
+            $record.boottime,
+            &$record.boot,
+            $record.difference,
+            $record.held_until
+        )
+    };
+}
+
 impl Store {
     /// Returns the last recorded time. `None` in a database of a version that did not record it.
     pub async fn clock(&self) -> Result<Option<ClockRecord>> {
-        let query = sqlx::query_as(READ);
-        Ok(query.fetch_optional(&self.read).await?)
+        Ok(fetch_optional!(self.reader(), ClockRecord, READ)?)
     }
 
     /// Stores the time.
     pub async fn record_clock(&self, record: &ClockRecord) -> Result<()> {
         let _time = self.time("record_clock");
-        upsert(record).execute(&*self.writer()).await?;
+        upsert!(self.writer().on(), record)?;
         Ok(())
     }
 
     /// Stores that deadlines are held, with a `held` event for each of these sandboxes.
     pub async fn hold_deadlines(&self, record: &ClockRecord, rows: &[SandboxRow]) -> Result<()> {
         let _time = self.time("hold_deadlines");
-        let writer = self.writer();
-        let mut transaction = writer.begin().await?;
-        upsert(record).execute(&mut *transaction).await?;
+        let mut transaction = self.begin().await?;
+        upsert!(transaction.on(), record)?;
         for row in rows {
             let mut payload = crate::sandboxes::event_data(row, row.state);
             payload["clockDifference"] = (record.difference / 1_000_000).into();
             add_event(&mut transaction, row, "held", &payload, record.at).await?;
         }
         transaction.commit().await?;
-        self.changes.send_replace(());
+        self.announce_events();
         Ok(())
     }
 
@@ -64,45 +78,36 @@ impl Store {
         rows: &[SandboxRow],
     ) -> Result<()> {
         let _time = self.time("shift_deadlines");
-        let writer = self.writer();
-        let mut transaction = writer.begin().await?;
-        let shifted = sqlx::query(SHIFT_DEADLINES).bind(by);
-        shifted.execute(&mut *transaction).await?;
-        upsert(record).execute(&mut *transaction).await?;
+        let mut transaction = self.begin().await?;
+        execute!(transaction.on(), SHIFT_DEADLINES, by)?;
+        upsert!(transaction.on(), record)?;
         for row in rows {
             let payload = crate::sandboxes::event_data(row, row.state);
             add_event(&mut transaction, row, "changed", &payload, record.at).await?;
         }
         transaction.commit().await?;
-        self.changes.send_replace(());
+        self.announce_events();
         Ok(())
     }
 }
 
-fn upsert(record: &ClockRecord) -> sqlx::query::Query<'_, Sqlite, sqlx::sqlite::SqliteArguments> {
-    sqlx::query(UPSERT)
-        .bind(record.at)
-        .bind(record.boottime)
-        .bind(&record.boot)
-        .bind(record.difference)
-        .bind(record.held_until)
-}
-
 /// Inserts an event about a sandbox.
 pub(crate) async fn add_event(
-    transaction: &mut Transaction<'_, Sqlite>,
+    transaction: &mut Transaction<'_>,
     row: &SandboxRow,
     kind: &str,
     payload: &serde_json::Value,
     at: i64,
 ) -> Result<()> {
-    let query = sqlx::query(crate::events::INSERT)
-        .bind(EventId::random().as_str().to_owned())
-        .bind(row.org.as_str())
-        .bind(row.id.as_str())
-        .bind(kind)
-        .bind(payload.to_string())
-        .bind(at);
-    query.execute(&mut **transaction).await?;
+    execute!(
+        transaction.on(),
+        crate::events::INSERT,
+        EventId::random().as_str(),
+        row.org.as_str(),
+        row.id.as_str(),
+        kind,
+        payload.to_string(),
+        at
+    )?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 use atoll_model::{Event, OrgId, SandboxId};
 use sqlx::FromRow;
 
+use crate::database::{Database, execute, fetch_all, fetch_one};
 use crate::{Error, Result, Store, decode_json, decode_text};
 
 const TABLE: &str = "events";
@@ -51,17 +52,19 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<Event>> {
         let _time = self.time("events");
+        self.number_events().await?;
+        let limit = i64::from(limit);
         let rows = match sandbox {
-            None => {
-                let query = sqlx::query_as::<_, Row>(AFTER).bind(org.as_str());
-                let query = query.bind(after).bind(i64::from(limit));
-                query.fetch_all(&self.read).await?
-            }
-            Some(sandbox) => {
-                let query = sqlx::query_as::<_, Row>(OF_SANDBOX).bind(org.as_str());
-                let query = query.bind(sandbox.as_str()).bind(after);
-                query.bind(i64::from(limit)).fetch_all(&self.read).await?
-            }
+            None => fetch_all!(self.reader(), Row, AFTER, org.as_str(), after, limit)?,
+            Some(sandbox) => fetch_all!(
+                self.reader(),
+                Row,
+                OF_SANDBOX,
+                org.as_str(),
+                sandbox.as_str(),
+                after,
+                limit
+            )?,
         };
         rows.into_iter().map(Event::try_from).collect()
     }
@@ -69,14 +72,27 @@ impl Store {
     /// Sequence number of the newest event. 0 if there is none.
     pub async fn last_event(&self) -> Result<i64> {
         let _time = self.time("last_event");
-        let query = sqlx::query_scalar::<_, i64>(LAST);
-        Ok(query.fetch_one(&self.read).await?)
+        self.number_events().await?;
+        Ok(fetch_one!(self.reader(), (i64,), LAST)?.0)
     }
 
     /// Deletes up to `limit` events that occurred before a time. Returns their number.
     pub async fn prune_events(&self, before: i64, limit: u32) -> Result<u64> {
         let _time = self.time("forget_events");
-        let query = sqlx::query(PRUNE).bind(before).bind(i64::from(limit));
-        Ok(query.execute(&*self.writer()).await?.rows_affected())
+        Ok(execute!(
+            self.writer().on(),
+            PRUNE,
+            before,
+            i64::from(limit)
+        )?)
+    }
+
+    /// Makes the events that this process committed visible to readers.
+    async fn number_events(&self) -> Result<()> {
+        match &self.database {
+            // The number is the row id.
+            Database::Sqlite(_) => Ok(()),
+            Database::Postgres(database) => database.numbering.catch_up().await,
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use atoll_model::{OrgId, SandboxId};
 
+use crate::database::{execute, fetch_optional};
 use crate::{Result, SandboxRow, Store};
 
 const SELECT_IDEMPOTENCY: &str =
@@ -20,10 +21,9 @@ impl Store {
         key: &str,
     ) -> Result<Option<(String, SandboxRow)>> {
         let _time = self.time("said_before");
-        let query = sqlx::query_as::<_, (String, String)>(SELECT_IDEMPOTENCY)
-            .bind(org.as_str())
-            .bind(key);
-        let Some((fingerprint, sandbox)) = query.fetch_optional(&self.read).await? else {
+        let (reader, org) = (self.reader(), org.as_str());
+        let found = fetch_optional!(reader, (String, String), SELECT_IDEMPOTENCY, org, key)?;
+        let Some((fingerprint, sandbox)) = found else {
             return Ok(None);
         };
         let row = self.sandbox_by_id(&sandbox).await?;
@@ -33,15 +33,18 @@ impl Store {
     /// Deletes the idempotency key of a failed create, so that the client can retry with the same key.
     pub async fn delete_idempotency_key(&self, sandbox: &SandboxId) -> Result<()> {
         let _time = self.time("forget_said");
-        let query = sqlx::query(DELETE_IDEMPOTENCY).bind(sandbox.as_str());
-        query.execute(&*self.writer()).await?;
+        execute!(self.writer().on(), DELETE_IDEMPOTENCY, sandbox.as_str())?;
         Ok(())
     }
 
     /// Deletes up to `limit` idempotency keys that were created before a time. Returns their number.
     pub async fn prune_idempotency_keys(&self, before: i64, limit: u32) -> Result<u64> {
         let _time = self.time("forget_said_before");
-        let query = sqlx::query(PRUNE).bind(before).bind(i64::from(limit));
-        Ok(query.execute(&*self.writer()).await?.rows_affected())
+        Ok(execute!(
+            self.writer().on(),
+            PRUNE,
+            before,
+            i64::from(limit)
+        )?)
     }
 }

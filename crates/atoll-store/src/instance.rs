@@ -7,11 +7,13 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use atoll_model::InstanceId;
-use sqlx::Connection as _;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{Connection as _, PgConnection};
 
 use crate::clock::ClockRecord;
-use crate::{Error, MIGRATOR, Result, Store, decode_text};
+use crate::database::sqlite::MIGRATOR;
+use crate::database::{execute, fetch_one, postgres};
+use crate::{Error, PostgresUrl, Result, Store, decode_text};
 
 /// Largest file that is checked completely. Of a larger one the tables are left out that only the history is read from.
 const MAX_CHECKED_BYTES: u64 = 256 << 20;
@@ -23,12 +25,12 @@ const SANDBOXES: &str = "SELECT id FROM sandboxes";
 const READ: &str = "SELECT id FROM instance";
 const CLAIM: &str = "INSERT INTO instance (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING";
 
-/// Result of [`inspect`].
+/// Result of [`inspect`] and [`inspect_postgres`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DatabaseFile {
     /// There is no file.
     Missing,
-    /// A file without tables.
+    /// A database without tables.
     Empty,
     /// The database of a server of this version or an older one.
     Database(Identity),
@@ -74,6 +76,32 @@ pub async fn inspect(path: &Path) -> Result<DatabaseFile> {
     let found = found?;
     closed?;
     Ok(found)
+}
+
+/// Reads the identity of a PostgreSQL database, and checks that a server can use it. Changes nothing.
+pub async fn inspect_postgres(url: &PostgresUrl) -> Result<DatabaseFile> {
+    let mut connection = postgres::connect(&url.options()).await?;
+    let found = identify_postgres(&mut connection).await;
+    let _ = connection.close().await;
+    found
+}
+
+async fn identify_postgres(connection: &mut PgConnection) -> Result<DatabaseFile> {
+    if postgres::check(&mut *connection).await? == postgres::Schema::Empty {
+        return Ok(DatabaseFile::Empty);
+    }
+    let ids: Vec<(String,)> = sqlx::query_as(SANDBOXES)
+        .fetch_all(&mut *connection)
+        .await?;
+    let id: Option<(String,)> = sqlx::query_as(READ)
+        .fetch_optional(&mut *connection)
+        .await?;
+    let clock = sqlx::query_as(crate::clock::READ);
+    Ok(DatabaseFile::Database(Identity {
+        instance: id.map(|(id,)| decode_text("instance", id)).transpose()?,
+        clock: clock.fetch_optional(&mut *connection).await?,
+        sandboxes: ids.into_iter().map(|(id,)| id).collect(),
+    }))
 }
 
 async fn identify(connection: &mut SqliteConnection, is_large: bool) -> Result<DatabaseFile> {
@@ -137,9 +165,8 @@ async fn check_table(connection: &mut SqliteConnection, table: &str) -> Result<(
 impl Store {
     /// Records the instance unless one is recorded already. Returns the recorded one.
     pub async fn claim_instance(&self, id: &InstanceId) -> Result<InstanceId> {
-        let query = sqlx::query(CLAIM).bind(id.as_str());
-        query.execute(&*self.writer()).await?;
-        let recorded = sqlx::query_scalar::<_, String>(READ);
-        decode_text("instance", recorded.fetch_one(&self.write).await?)
+        execute!(self.writer().on(), CLAIM, id.as_str())?;
+        let (recorded,) = fetch_one!(self.writer().on(), (String,), READ)?;
+        decode_text("instance", recorded)
     }
 }

@@ -3,6 +3,8 @@
 use atoll_model::{Key, KeyId, OrgId, Scope};
 use sqlx::FromRow;
 
+use crate::database::{execute, fetch_all, fetch_optional};
+use crate::dialect::OrgLock;
 use crate::{Error, Result, Store, decode_text, encode, on_constraint_violation};
 
 const TABLE: &str = "keys";
@@ -63,16 +65,14 @@ impl Store {
     /// Finds a key by the hash of its secret.
     pub async fn key_by_hash(&self, hash: &str) -> Result<Option<Key>> {
         let _time = self.time("key_by_hash");
-        let query = sqlx::query_as::<_, Row>(BY_HASH).bind(hash);
-        let row = query.fetch_optional(&self.read).await?;
+        let row = fetch_optional!(self.reader(), Row, BY_HASH, hash)?;
         row.map(Key::try_from).transpose()
     }
 
     /// Returns the keys of an org, newest first.
     pub async fn keys(&self, org: &OrgId) -> Result<Vec<Key>> {
         let _time = self.time("keys");
-        let query = sqlx::query_as::<_, Row>(OF_ORG).bind(org.as_str());
-        let rows = query.fetch_all(&self.read).await?;
+        let rows = fetch_all!(self.reader(), Row, OF_ORG, org.as_str())?;
         rows.into_iter().map(Key::try_from).collect()
     }
 
@@ -80,47 +80,43 @@ impl Store {
     pub async fn insert_key(&self, new: &NewKey, max: u32) -> Result<bool> {
         let _time = self.time("add_key");
         let key = &new.key;
-        let query = sqlx::query(INSERT)
-            .bind(key.id.as_str())
-            .bind(key.org.as_str())
-            .bind(&key.name)
-            .bind(&new.hash)
-            .bind(&key.prefix)
-            .bind(encode(&key.scope))
-            .bind(key.created_at)
-            .bind(key.expires_at)
-            .bind(i64::from(max));
-        let added = query
-            .execute(&*self.writer())
-            .await
-            .map_err(on_constraint_violation("the key"))?;
-        Ok(added.rows_affected() == 1)
+        let mut transaction = self.begin().await?;
+        transaction.lock_org(&key.org, OrgLock::Quota).await?;
+        let added = execute!(
+            transaction.on(),
+            INSERT,
+            key.id.as_str(),
+            key.org.as_str(),
+            &key.name,
+            &new.hash,
+            &key.prefix,
+            encode(&key.scope),
+            key.created_at,
+            key.expires_at,
+            i64::from(max)
+        )
+        .map_err(on_constraint_violation("the key"))?;
+        transaction.commit().await?;
+        Ok(added == 1)
     }
 
     /// Deletes up to `limit` keys that were revoked or expired before a time. Returns their number.
     pub async fn prune_keys(&self, before: i64, limit: u32) -> Result<u64> {
-        let query = sqlx::query(PRUNE)
-            .bind(before)
-            .bind(i64::from(limit))
-            .bind(encode(&Scope::Admin));
-        Ok(query.execute(&*self.writer()).await?.rows_affected())
+        let (limit, kept) = (i64::from(limit), encode(&Scope::Admin));
+        Ok(execute!(self.writer().on(), PRUNE, before, limit, kept)?)
     }
 
     /// Sets the time of a key's last use.
     pub async fn touch_key(&self, id: &KeyId, at: i64) -> Result<()> {
         let _time = self.time("key_used");
-        let query = sqlx::query(TOUCH).bind(id.as_str()).bind(at);
-        query.execute(&*self.writer()).await?;
+        execute!(self.writer().on(), TOUCH, id.as_str(), at)?;
         Ok(())
     }
 
     /// Revokes a key of an org. Returns false if it does not exist or was revoked before.
     pub async fn revoke_key(&self, org: &OrgId, id: &KeyId, at: i64) -> Result<bool> {
         let _time = self.time("revoke_key");
-        let query = sqlx::query(REVOKE)
-            .bind(id.as_str())
-            .bind(org.as_str())
-            .bind(at);
-        Ok(query.execute(&*self.writer()).await?.rows_affected() == 1)
+        let revoked = execute!(self.writer().on(), REVOKE, id.as_str(), org.as_str(), at)?;
+        Ok(revoked == 1)
     }
 }

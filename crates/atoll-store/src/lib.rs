@@ -1,170 +1,100 @@
 //! SQL persistence: the control plane's database and the journal of each sandbox.
 //!
 //! A row holds the desired state of a sandbox and is written before the runtime acts on it. The database is SQLite, with
-//! one connection for writing and several for reading.
+//! one connection for writing and several for reading, or PostgreSQL. A statement has one text for both; [`dialect`]
+//! contains the exceptions. A journal is always SQLite.
 //!
-//! All statements are valid in PostgreSQL too, with one exception: `Store::execute_batch` runs a transaction, from
-//! `BEGIN IMMEDIATE` to `COMMIT`, as one text with shared parameters. PostgreSQL accepts no parameters in such a text; it
-//! would need one round trip for each statement. Only the `sandboxes` module uses it.
+//! Events of PostgreSQL get their sequence numbers after the commit: see [`numbering`].
 //!
 //! This crate contains no business rules: it does not check permissions, transitions or deadlines.
 
 mod backup;
 mod clock;
 mod commands;
+mod database;
+mod dialect;
+mod error;
 mod events;
 mod idempotency;
 mod instance;
 mod journal;
 mod keys;
+mod numbering;
 mod orgs;
 mod quota;
 mod sandboxes;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod transfer;
+mod url;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_model::{OperationTimers, Timer};
+use database::Database;
+use database::postgres::{PostgresDatabase, within_limit};
+use database::sqlite::SqliteDatabase;
 use prometheus_client::registry::Registry;
-use sqlx::pool::PoolConnection;
-use sqlx::query::Query;
-use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow,
-    SqliteSynchronous,
-};
-use sqlx::{Sqlite, SqlitePool};
-use sync::CommitSync;
 use tokio::sync::watch;
 
 pub use backup::{Counts, copy};
 pub use clock::ClockRecord;
-pub use instance::{DatabaseFile, Identity, inspect};
+pub(crate) use error::on_constraint_violation;
+pub use error::{ConnectProblem, Error, Result};
+pub use instance::{DatabaseFile, Identity, inspect, inspect_postgres};
 pub use journal::Journal;
 pub use keys::NewKey;
 pub use orgs::OrgRemoval;
 pub use quota::QuotaClaim;
 pub use sandboxes::{ChangeEvent, SandboxRow};
-
-static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
-
-// Result codes of SQLite: <https://sqlite.org/rescode.html>.
-const SQLITE_ERROR: i32 = 1;
-const SQLITE_CORRUPT: i32 = 11;
-const SQLITE_FULL: i32 = 13;
-const SQLITE_NOTADB: i32 = 26;
-
-/// Failure of a store operation.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The database cannot be accessed, or a statement failed.
-    #[error("the database failed")]
-    Database(#[from] sqlx::Error),
-    /// The schema cannot be migrated: the database is newer, or a migration differs.
-    #[error("the database cannot be brought up to date")]
-    Migration(#[from] sqlx::migrate::MigrateError),
-    /// A row has content that this program does not write.
-    #[error("a row of {table} is damaged: {reason}")]
-    Corrupt {
-        /// The table of the row.
-        table: &'static str,
-        /// Cause of the decoding error.
-        reason: String,
-    },
-    /// Pages of the file are damaged.
-    #[error("the database is damaged: {0}")]
-    Malformed(String),
-    /// The database was written by a newer version.
-    #[error("the database was written by a newer version")]
-    Newer,
-    /// The path of the database is a directory or another kind of file.
-    #[error("the database is not a regular file")]
-    NotAFile,
-    /// Another create with the same idempotency key exists. Whether its request was the same is not known yet.
-    #[error("the idempotency key is taken")]
-    IdempotencyKeyTaken,
-    /// A unique constraint failed. The field names the conflicting value.
-    #[error("{0} is taken")]
-    AlreadyExists(&'static str),
-    /// The org of a new row was removed.
-    #[error("the org was removed")]
-    OrgNotFound,
-}
-
-impl Error {
-    /// Primary result code of SQLite.
-    fn sqlite_code(&self) -> Option<i32> {
-        let Self::Database(sqlx::Error::Database(error)) = self else {
-            return None;
-        };
-        // The lower byte of an extended result code is the primary one.
-        Some(error.code()?.parse::<i32>().ok()? & 0xff)
-    }
-
-    /// Whether the disk is full.
-    pub fn is_disk_full(&self) -> bool {
-        self.sqlite_code() == Some(SQLITE_FULL)
-    }
-
-    /// Whether the file's content is invalid, so that a retry would fail in the same way.
-    pub fn is_corrupt(&self) -> bool {
-        matches!(self, Self::Corrupt { .. } | Self::Malformed(_))
-            || matches!(
-                self.sqlite_code(),
-                Some(SQLITE_ERROR | SQLITE_CORRUPT | SQLITE_NOTADB)
-            )
-    }
-}
-
-/// Result of a store operation.
-pub type Result<T> = std::result::Result<T, Error>;
+pub use transfer::{TableCopy, TransferProgress, transfer};
+pub use url::{DatabaseUrl, InvalidUrl, PostgresUrl};
 
 /// The database of the control plane.
 #[derive(Debug, Clone)]
 pub struct Store {
-    /// A single connection, because SQLite allows one writer at a time.
-    write: SqlitePool,
-    read: SqlitePool,
-    /// Notified after each commit that added an event.
+    database: Database,
+    /// Notified after events became visible to readers.
     changes: Arc<watch::Sender<()>>,
     operations: OperationTimers,
-    committed: CommitSync,
 }
 
 impl Store {
-    /// Opens the database at a path, creates it if necessary, and migrates its schema.
+    /// Opens the SQLite database at a path, creates it if necessary, and migrates its schema.
     pub async fn open(path: &Path) -> Result<Self> {
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            // In WAL mode a crash of this process loses nothing. After a power failure the file is consistent and has
-            // every commit that `sync` wrote to the disk.
-            .synchronous(SqliteSynchronous::Normal)
-            .busy_timeout(Duration::from_secs(5))
-            .foreign_keys(true);
-        // A connection is a thread of this process and is checked when it returns to the pool: another check before use
-        // would only wake it once more. All connections are opened now and kept, so that the store works when the
-        // process is out of file descriptors.
-        let pool = SqlitePoolOptions::new()
-            .test_before_acquire(false)
-            .idle_timeout(None)
-            .max_lifetime(None);
-        let write = pool.clone().max_connections(1);
-        let write = write.connect_with(options.clone()).await?;
-        MIGRATOR.run(&write).await?;
-        let read = pool.max_connections(4).min_connections(4);
-        let read = read.connect_with(options.read_only(true)).await?;
+        let database = Database::Sqlite(SqliteDatabase::open(path).await?);
         Ok(Self {
-            write,
-            read,
+            database,
             changes: Arc::new(watch::Sender::new(())),
             operations: OperationTimers::default(),
-            committed: CommitSync::open(path).await?,
         })
+    }
+
+    /// Opens a PostgreSQL database and migrates its schema. Nothing is changed if the database cannot be used.
+    pub async fn connect(url: &PostgresUrl) -> Result<Self> {
+        let changes = Arc::new(watch::Sender::new(()));
+        let database = PostgresDatabase::open(url, Arc::clone(&changes)).await?;
+        Ok(Self {
+            database: Database::Postgres(database),
+            changes,
+            operations: OperationTimers::default(),
+        })
+    }
+
+    /// Checks a PostgreSQL database and migrates its schema.
+    pub async fn migrate(url: &PostgresUrl) -> Result<()> {
+        database::postgres::migrate(url).await
+    }
+
+    /// Opens the database at a URL.
+    pub async fn open_url(url: &DatabaseUrl) -> Result<Self> {
+        match url {
+            DatabaseUrl::Sqlite(path) => Self::open(path).await,
+            DatabaseUrl::Postgres(url) => Self::connect(url).await,
+        }
     }
 
     /// Registers the latency histograms of all operations.
@@ -174,21 +104,19 @@ impl Store {
             .register(registry, "store_op_duration", help);
     }
 
-    /// Age of the oldest commit that is not on the disk. Zero if there is none.
+    /// Age of the oldest commit that is not on the disk. Zero if there is none, as always with PostgreSQL.
     pub fn oldest_unsynced(&self) -> Duration {
-        self.committed.oldest()
+        match &self.database {
+            Database::Sqlite(database) => database.committed.oldest(),
+            Database::Postgres(_) => Duration::ZERO,
+        }
     }
 
     /// Syncs everything that was committed before the call.
     pub async fn sync(&self) -> Result<()> {
-        self.committed.sync_now().await
-    }
-
-    /// The writing connection, for one statement or transaction. Dropping the guard schedules a sync of the commit.
-    fn writer(&self) -> WriteGuard<'_> {
-        WriteGuard {
-            pool: &self.write,
-            committed: &self.committed,
+        match &self.database {
+            Database::Sqlite(database) => database.committed.sync_now().await,
+            Database::Postgres(_) => Ok(()),
         }
     }
 
@@ -197,77 +125,38 @@ impl Store {
         self.operations.time(operation)
     }
 
-    /// Executes a whole transaction, from `BEGIN` to `COMMIT`, in one round trip to the writer's thread, because a round
-    /// trip for each statement takes longer than the statements. Returns the rows of all statements.
-    async fn execute_batch(&self, statements: Statements<'_>) -> sqlx::Result<Vec<SqliteRow>> {
-        let writer = self.writer();
-        let mut transaction = TransactionGuard(Some(writer.acquire().await?));
-        let Some(connection) = &mut transaction.0 else {
-            return Ok(Vec::new());
-        };
-        let result = statements.fetch_all(&mut **connection).await;
-        if result.is_ok()
-            || sqlx::query("ROLLBACK")
-                .execute(&mut **connection)
-                .await
-                .is_ok()
-        {
-            drop(transaction.0.take());
-        }
-        result
-    }
-
-    /// Closes all connections. All commits are in the database file and on the disk afterwards.
+    /// Closes all connections. All commits are in the database and on the disk afterwards.
     pub async fn close(&self) {
-        self.read.close().await;
-        // Closing the last connection checkpoints the write-ahead log and syncs both files.
-        self.write.close().await;
+        match &self.database {
+            Database::Sqlite(database) => {
+                database.read.close().await;
+                // Closing the last connection checkpoints the write-ahead log and syncs both files.
+                database.write.close().await;
+            }
+            Database::Postgres(database) => database.close().await,
+        }
     }
 
-    /// Subscribes to notifications about new events.
+    /// Subscribes to notifications about new events, of other processes too.
     pub fn subscribe_changes(&self) -> watch::Receiver<()> {
         self.changes.subscribe()
     }
 
     /// Checks that the database can be read and locked for writing.
     pub async fn ping(&self) -> Result<()> {
-        sqlx::query("SELECT 1").execute(&self.read).await?;
-        // Acquires the writer and SQLite's write lock, and rolls back.
-        self.write.begin_with("BEGIN IMMEDIATE").await?;
-        Ok(())
-    }
-}
-
-/// See [`Store::writer`]. Schedules a sync even if the caller was cancelled, because it may have committed.
-struct WriteGuard<'a> {
-    pool: &'a SqlitePool,
-    committed: &'a CommitSync,
-}
-
-impl std::ops::Deref for WriteGuard<'_> {
-    type Target = SqlitePool;
-
-    fn deref(&self) -> &SqlitePool {
-        self.pool
-    }
-}
-
-impl Drop for WriteGuard<'_> {
-    fn drop(&mut self) {
-        self.committed.note();
-    }
-}
-
-type Statements<'a> = Query<'a, Sqlite, SqliteArguments>;
-
-/// Closes a connection whose transaction was neither committed nor rolled back, which rolls it back.
-struct TransactionGuard(Option<PoolConnection<Sqlite>>);
-
-impl Drop for TransactionGuard {
-    fn drop(&mut self) {
-        if let Some(connection) = &mut self.0 {
-            connection.close_on_drop();
+        match &self.database {
+            Database::Sqlite(database) => {
+                sqlx::query("SELECT 1").execute(&database.read).await?;
+                // Acquires the writer and SQLite's write lock, and rolls back.
+                database.write.begin_with("BEGIN IMMEDIATE").await?;
+            }
+            Database::Postgres(database) => {
+                // Takes a transaction id, which a standby refuses, and writes nothing.
+                let query = sqlx::query("SELECT pg_current_xact_id()");
+                within_limit(query.execute(&database.pool)).await?;
+            }
         }
+        Ok(())
     }
 }
 
@@ -294,15 +183,5 @@ fn encode<T: serde::Serialize>(value: &T) -> String {
         Ok(other) => other.to_string(),
         // Cannot fail: stored types have string keys and no NaN.
         Err(_) => String::new(),
-    }
-}
-
-/// Converts a violated unique constraint to [`Error::AlreadyExists`], and a violated foreign key, which only the org has,
-/// to [`Error::OrgNotFound`].
-fn on_constraint_violation(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
-    move |error| match &error {
-        sqlx::Error::Database(error) if error.is_unique_violation() => Error::AlreadyExists(what),
-        sqlx::Error::Database(error) if error.is_foreign_key_violation() => Error::OrgNotFound,
-        _ => Error::Database(error),
     }
 }

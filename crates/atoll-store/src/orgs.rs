@@ -3,6 +3,8 @@
 use atoll_model::{KeyId, Org, OrgId};
 use sqlx::FromRow;
 
+use crate::database::{execute, fetch_all, fetch_one, fetch_optional};
+use crate::dialect::OrgLock;
 use crate::{Error, Result, Store, decode_text, on_constraint_violation};
 
 const TABLE: &str = "orgs";
@@ -18,12 +20,13 @@ const SESSIONS: &str = "SELECT session FROM sandboxes WHERE org = $1";
 // In the order of their foreign keys.
 const DELETE_ORG_IDEMPOTENCY: &str = "DELETE FROM idempotency WHERE org = $1";
 const DELETE_SANDBOXES: &str = "DELETE FROM sandboxes WHERE org = $1";
+const DELETE_TEMPLATES: &str = "DELETE FROM templates WHERE org = $1";
 const DELETE_KEYS: &str = "DELETE FROM keys WHERE org = $1 RETURNING id";
 const DELETE: &str = "DELETE FROM orgs WHERE id = $1";
 const DELETE_COMMANDS: &str = "DELETE FROM commands WHERE id IN \
      (SELECT id FROM commands WHERE session = $1 LIMIT $2)";
-const DELETE_EVENTS: &str = "DELETE FROM events WHERE number IN \
-     (SELECT number FROM events WHERE org = $1 LIMIT $2)";
+const DELETE_EVENTS: &str = "DELETE FROM events WHERE id IN \
+     (SELECT id FROM events WHERE org = $1 LIMIT $2)";
 /// Rows of one statement, so that other writers get their turn.
 const BATCH: i64 = 500;
 
@@ -71,46 +74,45 @@ impl Store {
     /// Finds an org by id.
     pub async fn org(&self, id: &OrgId) -> Result<Option<Org>> {
         let _time = self.time("org");
-        let query = sqlx::query_as::<_, Row>(GET).bind(id.as_str());
-        let row = query.fetch_optional(&self.read).await?;
+        let row = fetch_optional!(self.reader(), Row, GET, id.as_str())?;
         row.map(Org::try_from).transpose()
     }
 
     /// Returns all orgs, newest first.
     pub async fn orgs(&self) -> Result<Vec<Org>> {
         let _time = self.time("orgs");
-        let rows = sqlx::query_as::<_, Row>(LIST).fetch_all(&self.read).await?;
+        let rows = fetch_all!(self.reader(), Row, LIST)?;
         rows.into_iter().map(Org::try_from).collect()
     }
 
     /// Inserts an org. Its name must be unique.
     pub async fn insert_org(&self, org: &Org) -> Result<()> {
         let _time = self.time("add_org");
-        let query = sqlx::query(INSERT)
-            .bind(org.id.as_str())
-            .bind(&org.name)
-            .bind(org.max_sandboxes.map(i64::from))
-            .bind(org.max_timeout.map(i64::from))
-            .bind(org.created_at);
-        query
-            .execute(&*self.writer())
-            .await
-            .map_err(on_constraint_violation("the org's name"))?;
+        execute!(
+            self.writer().on(),
+            INSERT,
+            org.id.as_str(),
+            &org.name,
+            org.max_sandboxes.map(i64::from),
+            org.max_timeout.map(i64::from),
+            org.created_at
+        )
+        .map_err(on_constraint_violation("the org's name"))?;
         Ok(())
     }
 
     /// Updates name and limits of an org.
     pub async fn update_org(&self, org: &Org) -> Result<()> {
         let _time = self.time("change_org");
-        let query = sqlx::query(UPDATE)
-            .bind(org.id.as_str())
-            .bind(&org.name)
-            .bind(org.max_sandboxes.map(i64::from))
-            .bind(org.max_timeout.map(i64::from));
-        query
-            .execute(&*self.writer())
-            .await
-            .map_err(on_constraint_violation("the org's name"))?;
+        execute!(
+            self.writer().on(),
+            UPDATE,
+            org.id.as_str(),
+            &org.name,
+            org.max_sandboxes.map(i64::from),
+            org.max_timeout.map(i64::from)
+        )
+        .map_err(on_constraint_violation("the org's name"))?;
         Ok(())
     }
 
@@ -118,31 +120,27 @@ impl Store {
     /// A later insert of a sandbox or a key of this org fails with [`Error::OrgNotFound`].
     pub async fn remove_org(&self, id: &OrgId) -> Result<OrgRemoval> {
         let _time = self.time("remove_org");
-        let writer = self.writer();
-        // With its lock from the start: the sandboxes that it counts are all there are.
-        let mut transaction = writer.begin_with("BEGIN IMMEDIATE").await?;
-        let query = sqlx::query_scalar::<_, i64>(COUNT_SANDBOXES).bind(id.as_str());
-        let sandboxes = query.fetch_one(&mut *transaction).await?;
+        let org = id.as_str();
+        let mut transaction = self.begin().await?;
+        // No sandbox can be inserted between the count and the removal.
+        transaction.lock_org(id, OrgLock::Removal).await?;
+        let (sandboxes,) = fetch_one!(transaction.on(), (i64,), COUNT_SANDBOXES, org)?;
         if sandboxes > 0 {
             return Ok(OrgRemoval::HasSandboxes(sandboxes));
         }
-        let query = sqlx::query_scalar::<_, String>(SESSIONS).bind(id.as_str());
-        let sessions = query.fetch_all(&mut *transaction).await?;
-        for statement in [DELETE_ORG_IDEMPOTENCY, DELETE_SANDBOXES] {
-            let query = sqlx::query(statement).bind(id.as_str());
-            query.execute(&mut *transaction).await?;
+        let sessions = fetch_all!(transaction.on(), (String,), SESSIONS, org)?;
+        for statement in [DELETE_ORG_IDEMPOTENCY, DELETE_SANDBOXES, DELETE_TEMPLATES] {
+            execute!(transaction.on(), statement, org)?;
         }
-        let query = sqlx::query_scalar::<_, String>(DELETE_KEYS).bind(id.as_str());
-        let keys = query.fetch_all(&mut *transaction).await?;
-        let query = sqlx::query(DELETE).bind(id.as_str());
-        let deleted = query.execute(&mut *transaction).await?;
+        let keys = fetch_all!(transaction.on(), (String,), DELETE_KEYS, org)?;
+        let deleted = execute!(transaction.on(), DELETE, org)?;
         transaction.commit().await?;
-        drop(writer);
-        if deleted.rows_affected() == 0 {
+        if deleted == 0 {
             return Ok(OrgRemoval::NotFound);
         }
-        let keys = keys.into_iter().map(|key| decode_text("keys", key));
+        let keys = keys.into_iter().map(|(key,)| decode_text("keys", key));
         let keys = keys.collect::<Result<_>>()?;
+        let sessions = sessions.into_iter().map(|(session,)| session).collect();
         Ok(OrgRemoval::Removed { keys, sessions })
     }
 
@@ -158,9 +156,8 @@ impl Store {
 
     async fn delete_in_batches(&self, statement: &'static str, value: &str) -> Result<()> {
         loop {
-            let query = sqlx::query(statement).bind(value).bind(BATCH);
-            let done = query.execute(&*self.writer()).await?;
-            if done.rows_affected() < BATCH as u64 {
+            let deleted = execute!(self.writer().on(), statement, value, BATCH)?;
+            if deleted < BATCH as u64 {
                 return Ok(());
             }
         }

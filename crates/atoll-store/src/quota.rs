@@ -5,6 +5,7 @@
 
 use atoll_model::SandboxId;
 
+use crate::database::execute;
 use crate::{Result, Store};
 
 /// States of sandboxes that count towards the quota, as an SQL list.
@@ -18,14 +19,11 @@ pub(crate) use counted_states;
 // A row in state `creating` is claimed again if the server could not record the result of an earlier start.
 const CLAIM_START: &str = concat!(
     "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state IN ('stopped', 'creating') \
-     AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org AND other.id <> sandboxes.id \
+     AND (CAST($2 AS BIGINT) IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org AND other.id <> sandboxes.id \
      AND other.deleted_at IS NULL AND other.state IN ",
     counted_states!(),
     ") < $2)"
 );
-// Changes nothing, but takes a lock on the org's row: concurrent claims wait for the end of this transaction.
-const LOCK_ORG: &str =
-    "UPDATE orgs SET name = name WHERE id = (SELECT org FROM sandboxes WHERE id = $1)";
 
 /// Result of a claim on the sandbox quota of an org.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,18 +43,14 @@ impl Store {
         max: Option<u32>,
     ) -> Result<QuotaClaim> {
         let _time = self.time("claim_again");
-        let writer = self.writer();
-        let mut transaction = writer.begin().await?;
+        let mut transaction = self.begin().await?;
         if max.is_some() {
-            let query = sqlx::query(LOCK_ORG).bind(id.as_str());
-            query.execute(&mut *transaction).await?;
+            transaction.lock_org_of_sandbox(id.as_str()).await?;
         }
-        let query = sqlx::query(CLAIM_START)
-            .bind(id.as_str())
-            .bind(max.map(i64::from));
-        let claimed = query.execute(&mut *transaction).await?;
+        let max = max.map(i64::from);
+        let claimed = execute!(transaction.on(), CLAIM_START, id.as_str(), max)?;
         transaction.commit().await?;
-        Ok(if claimed.rows_affected() == 1 {
+        Ok(if claimed == 1 {
             QuotaClaim::Granted
         } else {
             QuotaClaim::Exceeded

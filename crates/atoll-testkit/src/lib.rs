@@ -13,6 +13,7 @@ mod cutter;
 mod deb;
 #[path = "../probe/mountinfo.rs"]
 mod mountinfo;
+mod postgres;
 mod probe;
 mod recorder;
 mod run;
@@ -26,6 +27,7 @@ pub use cage::{Cage, Disk};
 pub use cutter::Cutter;
 pub use deb::make_deb;
 pub use mountinfo::{Mount, mounts};
+pub use postgres::{Durability, Postgres, PostgresDatabase};
 pub use probe::{Attempt, attempts, probe, static_layer};
 pub use recorder::Recorder;
 pub use run::{run, run_within, wait_for};

@@ -38,6 +38,7 @@ mod serve;
 mod server_args;
 mod server_options;
 mod shell;
+mod store;
 mod template;
 mod top;
 
@@ -124,6 +125,8 @@ enum Command {
     #[command(subcommand)]
     Org(org::Org),
     Backup(backup::Backup),
+    #[command(subcommand)]
+    Store(store::Store),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     #[command(subcommand)]
@@ -192,6 +195,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Key(key) => key.run(&config),
         Command::Org(org) => org.run(&config),
         Command::Backup(backup) => backup.run(&config),
+        Command::Store(store) => store.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),

@@ -16,6 +16,8 @@ pub(crate) struct Config {
     templates: Option<PathBuf>,
     /// `ATOLL_STORAGE`: storage of sandboxes' files. `None`: the default of the command.
     pub(crate) storage: Option<Storage>,
+    /// URL of the PostgreSQL database of a server: `ATOLL_DATABASE_URL`.
+    pub(crate) database_url: Option<String>,
     /// URL of the server: `ATOLL_URL`.
     pub(crate) url: Option<String>,
     /// Key for the server: `ATOLL_API_KEY`.
@@ -38,6 +40,7 @@ impl Config {
             templates: place("ATOLL_TEMPLATES_DIR"),
             data: place("ATOLL_DATA_DIR").unwrap_or_else(|| "/var/lib/atoll".into()),
             storage: storage.transpose()?,
+            database_url: text("ATOLL_DATABASE_URL"),
             url: text("ATOLL_URL"),
             api_key: text("ATOLL_API_KEY"),
             authorities: place("ATOLL_CA_FILE"),

@@ -46,7 +46,10 @@ impl Connection {
     }
 
     /// Rejects a connection to a port whose descriptor is in the reserved range.
-    pub(crate) fn check_descriptor(&self, descriptor: &(impl AsRawFd + ?Sized)) -> Result<(), Error> {
+    pub(crate) fn check_descriptor(
+        &self,
+        descriptor: &(impl AsRawFd + ?Sized),
+    ) -> Result<(), Error> {
         if !self.0.limits().is_reserved(descriptor) {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use atoll_model::{
     CommandKind, CommandRow, ExecId, ExecStatus, PageRequest, SandboxState, SessionId,
 };
 
-use super::{org, row, store};
+use super::{Backend, on_both, org, row};
 use crate::Journal;
 
 fn command(started_at: i64) -> CommandRow {
@@ -101,8 +101,19 @@ fn unusual_rows() -> Vec<CommandRow> {
         .collect()
 }
 
-#[tokio::test]
-async fn batch_of_rows_round_trips() {
+/// The row as PostgreSQL stores it: its texts have no NUL characters. Arguments are JSON, which escapes them.
+fn storable(row: CommandRow) -> CommandRow {
+    let text = |text: String| text.replace('\0', "\u{fffd}");
+    CommandRow {
+        command: text(row.command),
+        cwd: row.cwd.map(text),
+        user: row.user.map(text),
+        tag: row.tag.map(text),
+        ..row
+    }
+}
+
+async fn batch_of_rows_round_trips(backend: Backend) {
     let rows = unusual_rows();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("journal.db");
@@ -121,10 +132,14 @@ async fn batch_of_rows_round_trips() {
     assert_eq!(journal.unsynced(1000).await.unwrap().len(), 151);
     journal.close().await.unwrap();
 
-    let (_directory, store) = store().await;
+    let store = backend.open().await;
     let session = SessionId::random();
     store.upsert_commands(&session, &rows).await.unwrap();
     store.upsert_commands(&session, &[]).await.unwrap();
+    let rows: Vec<CommandRow> = match backend {
+        Backend::Sqlite(_) => rows,
+        Backend::Postgres(_) => rows.into_iter().map(storable).collect(),
+    };
     for kind in [CommandKind::Command, CommandKind::Terminal] {
         let page = PageRequest {
             limit: 1000,
@@ -136,6 +151,7 @@ async fn batch_of_rows_round_trips() {
         assert_eq!(found, these.cloned().collect::<Vec<_>>());
     }
 }
+on_both!(batch_of_rows_round_trips);
 
 #[tokio::test]
 async fn pruned_journal_does_not_grow() {
@@ -172,9 +188,8 @@ async fn invalid_journal_file_is_corrupt() {
     assert!(!error.is_corrupt() && !error.is_disk_full(), "{error:?}");
 }
 
-#[tokio::test]
-async fn upserted_commands_are_unique_and_paged_newest_first() {
-    let (_directory, store) = store().await;
+async fn upserted_commands_are_unique_and_paged_newest_first(backend: Backend) {
+    let store = backend.open().await;
     let session = SessionId::random();
     let mut rows: Vec<CommandRow> = (0..10).map(|at| command(at / 3)).collect();
     store.upsert_commands(&session, &rows).await.unwrap();
@@ -208,10 +223,10 @@ async fn upserted_commands_are_unique_and_paged_newest_first() {
     let other = store.commands(&SessionId::random(), kind, &ALL).await;
     assert_eq!(other.unwrap(), []);
 }
+on_both!(upserted_commands_are_unique_and_paged_newest_first);
 
-#[tokio::test]
-async fn old_history_is_pruned_in_batches() {
-    let (_directory, store) = store().await;
+async fn old_history_is_pruned_in_batches(backend: Backend) {
+    let store = backend.open().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
     let (mut gone, living) = (row(&org, 1), row(&org, 1));
@@ -235,10 +250,10 @@ async fn old_history_is_pruned_in_batches() {
     assert_eq!(store.session(&org.id, name).await.unwrap(), None);
     assert_eq!(store.active_sandboxes().await.unwrap().len(), 1);
 }
+on_both!(old_history_is_pruned_in_batches);
 
-#[tokio::test]
-async fn page_of_one_state_is_full() {
-    let (_directory, store) = store().await;
+async fn page_of_one_state_is_full(backend: Backend) {
+    let store = backend.open().await;
     let org = org("one");
     store.insert_org(&org).await.unwrap();
     for number in 0..20 {
@@ -259,3 +274,4 @@ async fn page_of_one_state_is_full() {
     let found: Vec<i64> = found.unwrap().iter().map(|row| row.created_at).collect();
     assert_eq!(found, [16, 12, 8, 4]);
 }
+on_both!(page_of_one_state_is_full);

@@ -5,8 +5,9 @@ use std::fs;
 
 use atoll_model::InstanceId;
 
-use super::store;
-use crate::{DatabaseFile, Error, Identity, Store, inspect};
+use super::Backend;
+use crate::database::Database;
+use crate::{DatabaseFile, DatabaseUrl, Error, Identity, Store, inspect};
 
 #[tokio::test]
 async fn missing_and_empty_databases_are_distinguished() {
@@ -26,8 +27,11 @@ async fn missing_and_empty_databases_are_distinguished() {
 
 #[tokio::test]
 async fn inspect_reads_the_instance_without_changes() {
-    let (directory, store) = store().await;
-    let path = directory.path().join("atoll.db");
+    let backend = Backend::sqlite();
+    let store = backend.open().await;
+    let DatabaseUrl::Sqlite(path) = backend.url() else {
+        unreachable!()
+    };
     let unknown = DatabaseFile::Database(Identity::default());
     assert_eq!(inspect(&path).await.unwrap(), unknown);
     let (first, second) = (InstanceId::random(), InstanceId::random());
@@ -42,7 +46,7 @@ async fn inspect_reads_the_instance_without_changes() {
     assert_eq!(inspect(&path).await.unwrap(), known);
     store.close().await;
     let files = || {
-        let entries = fs::read_dir(directory.path()).unwrap().flatten();
+        let entries = fs::read_dir(path.parent().unwrap()).unwrap().flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
         names.sort();
         (names, fs::read(&path).unwrap())
@@ -54,14 +58,20 @@ async fn inspect_reads_the_instance_without_changes() {
 
 #[tokio::test]
 async fn newer_or_foreign_database_is_rejected() {
-    let (directory, store) = store().await;
-    let path = directory.path().join("atoll.db");
+    let backend = Backend::sqlite();
+    let store = backend.open().await;
+    let DatabaseUrl::Sqlite(path) = backend.url() else {
+        unreachable!()
+    };
+    let Database::Sqlite(database) = &store.database else {
+        unreachable!()
+    };
     let later = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
          VALUES (9999, 'later', 1, x'00', 0)";
-    sqlx::query(later).execute(&store.write).await.unwrap();
+    sqlx::query(later).execute(&database.write).await.unwrap();
     assert!(matches!(inspect(&path).await, Err(Error::Newer)));
     sqlx::query("DROP TABLE _sqlx_migrations")
-        .execute(&store.write)
+        .execute(&database.write)
         .await
         .unwrap();
     let error = inspect(&path).await.unwrap_err();

@@ -2,7 +2,7 @@ use atoll_model::{
     CommandKind, CommandRow, ExecId, Idempotency, Key, KeyId, Org, OrgId, SandboxState, Scope,
 };
 
-use super::{org, row, store};
+use super::{Backend, on_both, org, row};
 use crate::{Error, NewKey, OrgRemoval, Store};
 
 fn key(org: &Org, digits: &str) -> NewKey {
@@ -41,9 +41,8 @@ async fn events(store: &Store, org: &OrgId) -> usize {
     store.events(org, None, 0, 100).await.unwrap().len()
 }
 
-#[tokio::test]
-async fn removed_org_leaves_no_rows() {
-    let (_directory, store) = store().await;
+async fn removed_org_leaves_no_rows(backend: Backend) {
+    let store = backend.open().await;
     let (mut one, other) = (org("one"), org("other"));
     let idempotency = Idempotency {
         key: "k".into(),
@@ -100,10 +99,10 @@ async fn removed_org_leaves_no_rows() {
     one.id = OrgId::random();
     store.insert_org(&one).await.unwrap();
 }
+on_both!(removed_org_leaves_no_rows);
 
-#[tokio::test]
-async fn create_and_removal_of_its_org_exclude_each_other() {
-    let (_directory, store) = store().await;
+async fn create_and_removal_of_its_org_exclude_each_other(backend: Backend) {
+    let store = backend.open().await;
     for number in 0..50 {
         let org = org(&format!("org {number}"));
         store.insert_org(&org).await.unwrap();
@@ -123,3 +122,4 @@ async fn create_and_removal_of_its_org_exclude_each_other() {
         }
     }
 }
+on_both!(create_and_removal_of_its_org_exclude_each_other);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use atoll_model::InstanceId;
 
-use super::{org, row, store};
+use super::{Backend, org, row};
 use crate::{ClockRecord, Store};
 
 async fn synced(store: &Store) {
@@ -26,7 +26,8 @@ fn record(at: i64) -> ClockRecord {
 /// The syncing task shares the only thread of the test: it cannot run between a write and the assertion.
 #[tokio::test]
 async fn every_kind_of_write_starts_a_sync() {
-    let (_directory, store) = store().await;
+    let backend = Backend::sqlite();
+    let store = backend.open().await;
     let org = org("first");
     store.insert_org(&org).await.unwrap();
     let sandbox = row(&org, 1);

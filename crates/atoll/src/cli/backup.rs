@@ -67,6 +67,11 @@ impl Backup {
             self.local.require("backup", config)?;
         }
         let data = self.data_dir.as_ref().unwrap_or(&config.data);
+        if self.data_dir.is_none() && config.database_url.is_some() {
+            let message = "`atoll backup` copies SQLite, and ATOLL_DATABASE_URL names PostgreSQL";
+            return Err(Error::new(Code::Conflict, message)
+                .remedy("use pg_dump, and copy admin.key and signing.key of the data directory"));
+        }
         let records = data.join(RECORDS);
         if !records.is_file() {
             let message = format!("{} has no records of a server", data.display());

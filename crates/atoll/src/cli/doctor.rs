@@ -303,7 +303,13 @@ fn database(config: &Config) -> Vec<Check> {
         found,
         remedy,
     };
-    let identity = match block_on(database::check(&config.data, Unknown::Refuse)) {
+    let url = config.database_url.as_deref().map(database::parse_url);
+    let url = match url.transpose() {
+        Ok(url) => url,
+        Err(error) => return vec![check("database", false, error.message, error.remedy)],
+    };
+    let location = database::Location::new(&config.data, url.as_ref());
+    let identity = match block_on(location.check(Unknown::Refuse)) {
         Ok(DatabaseFile::Missing | DatabaseFile::Empty) => return Vec::new(),
         Ok(DatabaseFile::Database(identity)) => identity,
         Err(error) => return vec![check("database", false, error.message, error.remedy)],

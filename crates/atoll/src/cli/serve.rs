@@ -46,6 +46,7 @@ pub(crate) const PLACE: &str = "run/url";
 #[command(after_help = "Examples:
   atoll serve                           on 127.0.0.1:8080; the first start makes a key: admin.key in the data directory
   atoll serve --dev                     without keys, on this machine only
+  atoll serve --database-url postgres://atoll@db.example.com/atoll?sslmode=verify-full    rows in PostgreSQL
   atoll serve --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem --host sandboxes.example.com
   atoll serve --egress-allow 10.1.2.3:443 --ca-file company.pem    sandboxes reach and trust the company's registry
   atoll serve --print-config > atoll.toml; atoll serve --config atoll.toml")]
@@ -72,6 +73,10 @@ impl Serve {
         let all = self.settings.clone().or(file.unwrap_or_default());
         let mut all = all.or(Settings::usual(&config.data));
         all.storage = all.storage.or(config.storage);
+        all.database_url = match (all.database_url, &config.database_url) {
+            (None, Some(url)) => Some(url.parse()?),
+            (url, _) => url,
+        };
         let mut settings = all.clone().complete()?;
         if self.print_config {
             print_line(all.to_toml()?.trim_end());
@@ -114,7 +119,9 @@ impl ResolvedSettings {
         } else {
             Unknown::Refuse
         };
-        database::check(&self.data, unknown).await?;
+        database::Location::new(&self.data, self.database.as_ref())
+            .check(unknown)
+            .await?;
         Ok(lock)
     }
 
@@ -153,9 +160,10 @@ impl ResolvedSettings {
             ..serving
         };
         // Before the runtime: if the database cannot be opened, the sandboxes are not touched.
-        let store = open_store(&config.data).await?;
+        let database = database::Location::new(&config.data, self.database.as_ref());
+        let store = open_store(&config.data, database).await?;
         let sandboxes = RuntimeConfig {
-            acknowledged: database::acknowledged(&config.data, &store).await?,
+            acknowledged: database.acknowledged(&store).await?,
             ..sandboxes
         };
         let signer = signer(&config.data)?;
@@ -363,9 +371,9 @@ fn retire_key(data: &Path) -> Result<(), Error> {
 }
 
 /// Opens the database, and records in it and in the data directory that they belong together.
-async fn open_store(data: &Path) -> Result<Store, Error> {
+async fn open_store(data: &Path, database: database::Location<'_>) -> Result<Store, Error> {
     let open = async {
-        let store = Store::open(&data.join(database::DATABASE)).await?;
+        let store = database.open().await?;
         let recorded = database::instance_of(data);
         let proposed = recorded.clone().unwrap_or_else(InstanceId::random);
         let instance = store.claim_instance(&proposed).await?;
@@ -375,7 +383,7 @@ async fn open_store(data: &Path) -> Result<Store, Error> {
     };
     let opened = open.await;
     let (store, instance, recorded) =
-        opened.map_err(|error: atoll_store::Error| database::unusable(data, &error))?;
+        opened.map_err(|error: atoll_store::Error| database.unusable(&error))?;
     if recorded.as_ref() != Some(&instance) {
         write_atomic(&data.join(database::INSTANCE), instance.as_str())?;
     }

@@ -9,10 +9,12 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use atoll_model::{Bytes, Code, Cpus, EgressException, Error, Limits, parse_duration};
+use atoll_store::PostgresUrl;
 use atoll_worker::{Reserve, Storage};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use super::database::parse_url;
 use super::observability::{Format, Level, MetricsListen, Observability};
 
 /// All settings. A setting that is not given is `None` until [`Settings::complete`].
@@ -30,6 +32,11 @@ pub(super) struct Settings {
     /// directory, else plain].
     #[arg(long, value_name = "plain|image")]
     pub(super) storage: Option<Storage>,
+    /// PostgreSQL database to use instead of the SQLite file in the data directory:
+    /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=verify-full` [default:
+    /// `ATOLL_DATABASE_URL`, else the file].
+    #[arg(long, value_name = "URL")]
+    pub(super) database_url: Option<ServerUrl>,
     /// Serve without authentication, on loopback only.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(super) dev: Option<bool>,
@@ -134,6 +141,25 @@ pub(super) struct Time(pub(super) Duration);
 #[serde(try_from = "String", into = "String")]
 pub(super) struct Size(pub(super) Bytes);
 
+/// URL of a PostgreSQL database. Its text contains the password, so that printed settings can be used as a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(super) struct ServerUrl(PostgresUrl);
+
+impl FromStr for ServerUrl {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        parse_url(text).map(Self)
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.expose())
+    }
+}
+
 impl FromStr for Time {
     type Err = Error;
 
@@ -190,7 +216,7 @@ macro_rules! as_text {
         }
     )* };
 }
-as_text!(Time, Size, MetricsListen);
+as_text!(Time, Size, MetricsListen, ServerUrl);
 
 impl Settings {
     /// Reads a TOML file.
@@ -219,6 +245,7 @@ impl Settings {
             listen,
             data_dir,
             storage,
+            database_url,
             dev,
             metrics_listen,
             tls_cert,
@@ -291,6 +318,7 @@ impl Settings {
             listen: self.listen.ok_or_else(missing("listen"))?,
             data: self.data_dir.ok_or_else(missing("data-dir"))?,
             storage: self.storage,
+            database: self.database_url.map(|url| url.0),
             dev: self.dev.unwrap_or_default(),
             tls: pair(self.tls_cert, self.tls_key)?,
             hosts: self.host.unwrap_or_default(),
@@ -411,6 +439,8 @@ pub(super) struct ResolvedSettings {
     pub(super) data: PathBuf,
     /// `None`: storage of the data directory, else the default.
     pub(super) storage: Option<Storage>,
+    /// `None`: the SQLite file of the data directory.
+    pub(super) database: Option<PostgresUrl>,
     pub(super) dev: bool,
     /// A certificate and its key.
     pub(super) tls: Option<(PathBuf, PathBuf)>,
@@ -497,7 +527,10 @@ mod tests {
             let name = flag.trim_start_matches("--");
             let real = match (name, usual.get(name)) {
                 // Reserves are shares of the machine, as `atoll_worker::Reserve` tests them.
-                ("data-dir" | "disk-reserve" | "memory-reserve" | "storage", _) => continue,
+                (
+                    "data-dir" | "database-url" | "disk-reserve" | "memory-reserve" | "storage",
+                    _,
+                ) => continue,
                 ("metrics-listen", _) => super::super::observability::METRICS.to_owned(),
                 ("output-window", _) => format!("{}M", window.0 >> 20),
                 ("rate-limit", None) => "no limit".to_owned(),
@@ -518,6 +551,8 @@ mod tests {
         all.output_window = Some(Size(Bytes(8 << 20)));
         all.rate_limit = NonZeroU32::new(7);
         all.storage = Some(Storage::Image);
+        let url = "postgres://u:p@localhost:5432/atoll?sslmode=require";
+        all.database_url = Some(url.parse().expect("a URL"));
         all.egress_allow = Some(vec!["10.0.0.0/8:443".parse().expect("an exception")]);
         all.ca_file = Some(vec!["ca.pem".into()]);
         all.max_disk = Some(Size(Bytes(100 << 30)));
