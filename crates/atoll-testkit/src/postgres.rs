@@ -29,7 +29,7 @@ pub enum Durability {
     Unsynced,
 }
 
-/// A running server, which is killed and removed when dropped.
+/// A running server, which is ended and removed when dropped.
 #[derive(Debug)]
 pub struct Postgres {
     /// Removes the files. `None` if the caller named the directory.
@@ -220,16 +220,18 @@ impl Postgres {
         }
     }
 
-    /// Sends a signal to the server: `STOP` or `CONT` to all its processes, `INT` to shut it down.
+    /// Sends a signal to the server; `STOP` and `CONT` also to its other processes.
     pub fn signal(&self, name: &str) {
         let Some(server) = &self.server else { return };
-        let mut command = Command::new("pkill");
-        // Its processes are its children, each in a session of its own.
-        command.args(["--signal", name, "-P", &server.id().to_string()]);
-        let _ = command.status();
+        if ["STOP", "CONT"].contains(&name) {
+            let mut command = Command::new("pkill");
+            // Its processes are its children, each in a session of its own.
+            command.args(["--signal", name, "-P", &server.id().to_string()]);
+            let _ = command.status();
+        }
         let mut command = Command::new("kill");
         command.args(["-s", name, &server.id().to_string()]);
-        assert!(command.status().is_ok_and(|status| status.success()));
+        let _ = command.status();
     }
 
     /// Starts the server again if it has ended.
@@ -268,8 +270,18 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        self.kill();
-        // The processes that remain end by themselves, and write no more files when their directory is gone.
+        // An immediate shutdown. A server that is killed leaves a segment of shared memory behind.
+        self.signal("QUIT");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while let Some(server) = &mut self.server {
+            if server.try_wait().is_ok_and(|end| end.is_some()) {
+                self.server = None;
+            } else if Instant::now() > deadline {
+                self.kill();
+            } else {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
         if self.temporary.is_none() {
             return;
         }
@@ -326,11 +338,11 @@ fn unprivileged_user() -> Option<(u32, u32)> {
     Some(ids("postgres").expect("there is a user postgres: deploy/setup test"))
 }
 
-/// A program of PostgreSQL, run as the unprivileged user, and killed when the thread of its test ends.
+/// A program of PostgreSQL, run as the unprivileged user, and ended with the thread of its test.
 fn program(name: &str) -> Command {
     let path = installed(name);
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL"]);
+    command.args(["--pdeathsig", "QUIT"]);
     if let Some((user, group)) = unprivileged_user() {
         command.arg(format!("--reuid={user}"));
         command.arg(format!("--regid={group}"));
