@@ -24,7 +24,7 @@ use atoll_jail::cgroup::SandboxCgroup;
 use atoll_jail::plan::IdRange;
 use atoll_jail::wire::ToInit;
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Transition};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedRwLockWriteGuard, RwLock, RwLockReadGuard, Semaphore, watch};
 
 use crate::authorities::LayerRecord;
 use crate::error::{internal, jail};
@@ -56,6 +56,8 @@ pub(crate) struct Sandbox {
     pub(crate) pid: i32,
     /// Its execs.
     pub(crate) execs: Arc<ExecTable>,
+    /// Read-locked while a command is being started, and write-locked during a pause.
+    starts: Arc<RwLock<()>>,
     /// Permits for watches of its files.
     pub(crate) watches: Arc<Semaphore>,
     /// Variables of every command: the template's, then the sandbox's own.
@@ -93,6 +95,9 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 /// Request id under which the keeper holds a sandbox's devpts. No exec has it.
 const DEVPTS_REQUEST_ID: u32 = 0;
 
+/// Upper bound of the time that a pause waits for starts in progress.
+const START_WAIT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Delay between two attempts while the process is out of file descriptors.
 const FD_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -120,6 +125,7 @@ impl Sandbox {
             exit_status: parts.process.exit_status,
             pid: parts.process.pid,
             execs: Arc::new(parts.execs),
+            starts: Arc::default(),
             watches: crate::watch::watch_permits(),
             environment: Mutex::new(parts.environment),
             ids: parts.record.ids(),
@@ -250,6 +256,23 @@ impl Sandbox {
         let sent =
             tokio::time::timeout(self.response_timeout, self.init.send(message, descriptors));
         sent.await.unwrap_or_else(|_| Err(self.timeout_error()))
+    }
+
+    /// Marks the start of a command until the guard is dropped. Waits for a pause in progress and then fails.
+    pub(crate) async fn begin_start(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
+        let guard = self.starts.read().await;
+        match *self.state.borrow() {
+            SandboxState::Paused => Err(SandboxState::Paused.state_error("used")),
+            _ => Ok(guard),
+        }
+    }
+
+    /// Waits for the starts in progress and holds new ones back until the guard is dropped: a command that is refused
+    /// because of a pause has not run. `None` if PID 1 does not start a command in time.
+    pub(crate) async fn hold_starts(&self) -> Option<OwnedRwLockWriteGuard<()>> {
+        let held = Arc::clone(&self.starts).write_owned();
+        let within = START_WAIT_TIMEOUT.min(self.response_timeout);
+        tokio::time::timeout(within, held).await.ok()
     }
 
     /// Completes when the sandbox is paused, so that a caller that waits for a process in it gets

@@ -313,6 +313,7 @@ impl<'a> PendingSpawn<'a> {
             exec: exec.clone(),
             forget: sandbox.take_acked(),
         };
+        let _starting = sandbox.begin_start().await?;
         self.sent = true;
         sandbox.send(&message, &descriptors).await?;
         let started = tokio::select! {

@@ -61,6 +61,12 @@ impl LocalRuntime {
         // New uses wait for a pause and resume the sandbox if its lifetime says so.
         let pausing = (transition == Transition::Pause).then(|| entry.activity.begin_pause());
         let lock = Arc::clone(&entry.transition_lock).lock_owned().await;
+        let held_starts = match entry.state() {
+            EntryState::Live(sandbox) if transition == Transition::Pause => {
+                sandbox.hold_starts().await
+            }
+            _ => None,
+        };
         let (id, shared) = (id.clone(), Arc::clone(&self.shared));
         let work = move || {
             let step = match entry.state() {
@@ -73,7 +79,7 @@ impl LocalRuntime {
                 }
             };
             let info = move || {
-                let (_transition, _pausing) = (lock, pausing);
+                let (_transition, _pausing, _starts) = (lock, pausing, held_starts);
                 shared.deadlines_changed.notify_one();
                 shared.note_record(&id);
                 entry.info().ok_or_else(|| not_found(&id))
