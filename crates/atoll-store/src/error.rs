@@ -206,21 +206,26 @@ impl Error {
     }
 }
 
+/// `ENFILE` and `EMFILE`: no file descriptor is left for a connection.
+const OUT_OF_DESCRIPTORS: [i32; 2] = [23, 24];
+
 /// Whether the error is about a connection and not about a file.
 fn is_connection_loss(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionRefused
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::NotConnected
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::TimedOut
-            | io::ErrorKind::HostUnreachable
-            | io::ErrorKind::NetworkUnreachable
-            | io::ErrorKind::NetworkDown
-    )
+    let is_shortage = |code| OUT_OF_DESCRIPTORS.contains(&code);
+    error.raw_os_error().is_some_and(is_shortage)
+        || matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::NotConnected
+                | io::ErrorKind::BrokenPipe
+                | io::ErrorKind::UnexpectedEof
+                | io::ErrorKind::TimedOut
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::NetworkDown
+        )
 }
 
 /// Result of a store operation.

@@ -38,15 +38,18 @@ const INSERT: &str = concat!(
      WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = $1); \
           COMMIT"
 );
-/// The same in PostgreSQL. Concurrent transactions are excluded by a lock on the org's row.
+/// The same in PostgreSQL. Concurrent transactions are excluded by a lock on the org's row. The commit does not wait for
+/// the disk, because the create is acknowledged only after a later commit, which does: a crash of the database server
+/// undoes both or the later one.
 const INSERT_POSTGRES: &str = concat!(
     "WITH inserted AS (INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
      network, lifetime, created_at, policy, port_access, durable) \
      SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13, $18 \
-     WHERE CAST($11 AS BIGINT) IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
+     WHERE (SELECT set_config('synchronous_commit', 'off', true)) = 'off' \
+     AND (CAST($11 AS BIGINT) IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
           AND state IN ",
     counted_states!(),
-    ") < $11 RETURNING id), \
+    ") < $11) RETURNING id), \
      remembered AS (INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) \
      SELECT $3, $14, $15, id, $10 FROM inserted WHERE CAST($14 AS TEXT) IS NOT NULL) \
      INSERT INTO events (id, org, sandbox, kind, payload, at) SELECT $16, $3, id, 'created', $17, $10 FROM inserted \
@@ -66,14 +69,15 @@ const UPDATE: &str = "BEGIN IMMEDIATE; UPDATE sandboxes SET state = $2, reason =
      INSERT INTO events (id, org, sandbox, kind, payload, at) SELECT $22, $18, $1, $23, $24, $21 WHERE $22 IS NOT NULL; \
      INSERT INTO events (id, org, sandbox, kind, payload, at) VALUES ($17, $18, $1, $19, $20, $21); COMMIT";
 
-/// The same in PostgreSQL. The events are inserted in their order, after the row is locked.
+/// The same in PostgreSQL. The events are inserted in their order, after the row is locked, and only if there is a row: a
+/// crash of the database server may have undone the insert.
 const UPDATE_POSTGRES: &str = "WITH updated AS (UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, \
      end_at = $6, time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
      network = $13, lifetime = $14, policy = $15, port_access = $16 WHERE id = $1 RETURNING id) \
      INSERT INTO events (id, org, sandbox, kind, payload, at) \
-     SELECT event.id, $18, $1, event.kind, event.payload, $21 FROM (SELECT COUNT(*) FROM updated) AS done \
+     SELECT event.id, $18, $1, event.kind, event.payload, $21 FROM (SELECT COUNT(*) AS rows FROM updated) AS done \
      CROSS JOIN (VALUES (CAST($22 AS TEXT), CAST($23 AS TEXT), CAST($24 AS TEXT), 1), ($17, $19, $20, 2)) \
-     AS event (id, kind, payload, position) WHERE event.id IS NOT NULL ORDER BY event.position";
+     AS event (id, kind, payload, position) WHERE event.id IS NOT NULL AND done.rows > 0 ORDER BY event.position";
 
 /// Row of a sandbox: its desired state. All times are in microseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -478,7 +482,10 @@ impl Store {
             }
             Database::Postgres(database) => {
                 let query = bind_update!(UPDATE_POSTGRES, row, kind, at, &event, first);
-                within_limit(query.execute(&database.pool)).await.map(drop)
+                match within_limit(query.execute(&database.pool)).await {
+                    Ok(done) if done.rows_affected() == 0 => Err(sqlx::Error::RowNotFound),
+                    updated => updated.map(drop),
+                }
             }
         };
         updated.map_err(on_constraint_violation("the alias"))?;

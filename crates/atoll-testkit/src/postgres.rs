@@ -65,6 +65,11 @@ impl PostgresDatabase {
         }
     }
 
+    /// A database that exists already.
+    pub fn existing(url: String) -> Self {
+        Self { url, server: None }
+    }
+
     /// Creates another database on the same server.
     pub fn sibling(&self) -> String {
         match &self.server {

@@ -19,6 +19,8 @@ pub(crate) static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations
 const MAX_CONNECTIONS: u32 = 16;
 /// Time to get a connection.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Idle time after which a connection is checked before its use.
+const IDLE_BEFORE_CHECK: Duration = Duration::from_secs(1);
 /// Time to connect before the first use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time of one statement, with the time to get a connection. Also ends a statement on a connection that lost its network.
@@ -73,6 +75,16 @@ impl PostgresDatabase {
         let pool = PgPoolOptions::new()
             .max_connections(MAX_CONNECTIONS)
             .acquire_timeout(ACQUIRE_TIMEOUT)
+            // A check costs a round trip: only connections that were idle for a while may have been closed unnoticed.
+            .test_before_acquire(false)
+            .before_acquire(|connection, idle| {
+                Box::pin(async move {
+                    if idle.idle_for > IDLE_BEFORE_CHECK {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
             .connect_with(limited)
             .await
             .map_err(Error::connect)?;
