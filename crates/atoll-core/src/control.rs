@@ -8,6 +8,7 @@ pub(crate) mod keys;
 pub(crate) mod orgs;
 pub(crate) mod reconcile;
 pub(crate) mod sandboxes;
+pub(crate) mod static_key;
 pub(crate) mod stream_shutdown;
 pub(crate) mod templates;
 pub(crate) mod tickets;

@@ -23,6 +23,13 @@ pub(crate) fn store(error: atoll_store::Error) -> Error {
                 "the operator can stop the server and restore a backup: atoll backup restore BACKUP",
             )
         }
+        error if error.is_unavailable() => {
+            let cause = error.source().map(ToString::to_string);
+            tracing::warn!(cause = cause.as_deref(), "{error}");
+            Error::new(Code::NoCapacity, "the server's database does not respond").remedy(
+                "try again after the seconds of Retry-After; running sandboxes continue meanwhile",
+            )
+        }
         error => {
             let cause = error.source().map(ToString::to_string);
             tracing::error!(cause = cause.as_deref(), "{error}");

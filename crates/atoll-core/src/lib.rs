@@ -38,6 +38,7 @@ pub use control::history::{SessionView, StoreHistory};
 pub use control::keys::{CreatedKey, KeyRequest, is_key, is_secret_hex, random_secret_hex};
 pub use control::orgs::OrgRequest;
 pub use control::sandboxes::{NewSandbox, SandboxChange, SandboxFilter, SandboxList, SandboxView};
+pub use control::static_key::StaticKey;
 pub use control::stream_shutdown::StreamEnd;
 pub use control::templates::TemplateView;
 pub use control::tickets::{CreatedTicket, is_ticket};
@@ -75,6 +76,7 @@ struct Inner {
     keys: keys::Cache,
     tickets: tickets::Tickets,
     signer: Signer,
+    static_key: Option<StaticKey>,
     metrics: metrics::Metrics,
     rate: Option<rate_limit::RateLimits>,
     searches: rate_limit::SearchRateLimit,
@@ -82,7 +84,7 @@ struct Inner {
 }
 
 /// Settings of the operator.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Config {
     /// Time after which a stopped sandbox is deleted. `None`: never.
     pub stopped_retention: Option<Duration>,
@@ -90,6 +92,8 @@ pub struct Config {
     pub rate_limit: Option<NonZeroU32>,
     /// Whether sandboxes without a row are given to the first org. Otherwise they are moved to `orphaned/`.
     pub adopt_orphans: bool,
+    /// One more API key, which has no row.
+    pub static_key: Option<StaticKey>,
 }
 
 impl Core {
@@ -120,6 +124,7 @@ impl Core {
                 keys: keys::Cache::default(),
                 tickets: tickets::Tickets::default(),
                 signer,
+                static_key: config.static_key.clone(),
                 metrics: metrics::Metrics::default(),
                 rate: config.rate_limit.map(rate_limit::RateLimits::new),
                 searches: rate_limit::SearchRateLimit::default(),

@@ -125,7 +125,11 @@ enum Command {
     #[command(subcommand)]
     Org(org::Org),
     Backup(backup::Backup),
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:
+  atoll store check --database-url postgres://atoll@localhost/atoll"
+    )]
     Store(store::Store),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),

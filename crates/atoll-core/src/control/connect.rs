@@ -53,7 +53,7 @@ impl Core {
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
         run_to_completion(async move {
-            let locked = core.inner.sandboxes.lock(entry).await.map_err(deleted)?;
+            let locked = core.lock(entry).await.map_err(deleted)?;
             core.connect_locked(&locked, options).await
         })
         .await
@@ -71,7 +71,7 @@ impl Core {
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
         run_to_completion(async move {
-            let locked = core.inner.sandboxes.lock(entry).await?;
+            let locked = core.lock(entry).await?;
             match (locked.entry.read(|row| row.state), mode) {
                 (SandboxState::Paused | SandboxState::Stopped, _) => {
                     return Ok(PriorState::Suspended);

@@ -65,7 +65,7 @@ impl Core {
         after: i64,
         limit: u32,
     ) -> Result<Vec<Event>, Error> {
-        let row = self.sandbox(context, name)?.row;
+        let row = self.sandbox(context, name).await?.row;
         let store = &self.inner.store;
         let events = store.events(&context.org.id, Some(&row.id), after, limit);
         events.await.map_err(error::store)

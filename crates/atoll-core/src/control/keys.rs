@@ -22,6 +22,8 @@ const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const SECRET_HEX_LEN: usize = 64;
 /// Time for which an authenticated key is cached. Revoking a key or changing an org invalidates the whole cache.
 const CACHE_TTL: Duration = Duration::from_secs(10);
+/// Time for which an authenticated key is accepted while the store does not respond.
+const STALE_TTL: Duration = Duration::from_mins(5);
 /// Maximum number of keys that an org can create, including revoked and expired ones that are not pruned yet.
 const MAX_KEYS_PER_ORG: u32 = 10_000;
 /// Time for which a revoked key is kept for streams that were authenticated before the revocation and do not watch
@@ -64,10 +66,18 @@ impl Cache {
         lock(&self.entries)
     }
 
-    fn get(&self, hash: &str) -> Option<(Key, Org)> {
+    /// Finds a key that was looked up within the last `ttl`.
+    fn get(&self, hash: &str, ttl: Duration) -> Option<(Key, Org)> {
         let known = self.entries();
         let (since, key, org) = known.keys.get(hash)?;
-        (since.elapsed() < CACHE_TTL).then(|| (key.clone(), org.clone()))
+        (since.elapsed() < ttl).then(|| (key.clone(), org.clone()))
+    }
+
+    /// Changes the time of the last use in a cached key.
+    fn set_last_used(&self, hash: &str, at: i64) {
+        if let Some((_, key, _)) = self.entries().keys.get_mut(hash) {
+            key.last_used_at = Some(at);
+        }
     }
 
     /// Current generation. A caller reads it before a lookup and passes it to [`Self::insert_if_current`].
@@ -82,7 +92,7 @@ impl Cache {
             return;
         }
         let keys = &mut known.keys;
-        keys.retain(|_, (since, ..)| since.elapsed() < CACHE_TTL);
+        keys.retain(|_, (since, ..)| since.elapsed() < STALE_TTL);
         keys.insert(hash, (Instant::now(), key, org));
     }
 
@@ -206,19 +216,19 @@ impl Core {
         secret: &str,
         request: RequestId,
     ) -> Result<RequestContext, Error> {
+        if let Some(caller) = self.authenticate_static(secret, request.clone()).await? {
+            return Ok(caller);
+        }
         let hash = hash(secret).ok_or_else(refused)?;
-        let (key, org) = if let Some(known) = self.inner.keys.get(&hash) {
-            known
-        } else {
-            let generation = self.inner.keys.generation();
-            let found = self.inner.store.key_by_hash(&hash).await;
-            let key = found.map_err(error::store)?.ok_or_else(refused)?;
-            let org = self.inner.store.org(&key.org).await.map_err(error::store)?;
-            let org = org.ok_or_else(refused)?;
-            self.inner
-                .keys
-                .insert_if_current(generation, hash, key.clone(), org.clone());
-            (key, org)
+        let (key, org) = match self.inner.keys.get(&hash, CACHE_TTL) {
+            Some(known) => known,
+            None => match self.look_up_key(&hash).await {
+                // The store does not respond: the last known key applies for a while.
+                Err(failure) if failure.code == Code::NoCapacity => {
+                    self.inner.keys.get(&hash, STALE_TTL).ok_or(failure)?
+                }
+                found => found?,
+            },
         };
         let now = self.inner.clock.system();
         if key.revoked_at.is_some() || key.expires_at.is_some_and(|end| end <= now) {
@@ -231,9 +241,9 @@ impl Core {
             .last_used_at
             .is_none_or(|last| now - last > LAST_USED_RESOLUTION)
         {
+            self.inner.keys.set_last_used(&hash, now);
             // A failed update is no reason to reject the request.
             let _ = self.inner.store.touch_key(&key.id, now).await;
-            self.inner.keys.invalidate();
         }
         Ok(RequestContext {
             org,
@@ -242,6 +252,21 @@ impl Core {
             expires_at: key.expires_at,
             request,
         })
+    }
+
+    /// Looks up a valid key and its org in the store, and caches them.
+    async fn look_up_key(&self, hash: &str) -> Result<(Key, Org), Error> {
+        let generation = self.inner.keys.generation();
+        let found = self.inner.store.key_by_hash(hash).await;
+        let key = found.map_err(error::store)?.ok_or_else(refused)?;
+        let org = self.inner.store.org(&key.org).await.map_err(error::store)?;
+        let org = org.ok_or_else(refused)?;
+        let hash = hash.to_owned();
+        let (cached, owner) = (key.clone(), org.clone());
+        self.inner
+            .keys
+            .insert_if_current(generation, hash, cached, owner);
+        Ok((key, org))
     }
 
     /// Context of the operator, who needs no key: a caller on the server's Unix socket.
@@ -466,8 +491,8 @@ mod tests {
         // The key is revoked during the lookup.
         cache.invalidate();
         put(generation);
-        assert!(cache.get("hash").is_none());
+        assert!(cache.get("hash", CACHE_TTL).is_none());
         put(cache.generation());
-        assert!(cache.get("hash").is_some());
+        assert!(cache.get("hash", CACHE_TTL).is_some());
     }
 }

@@ -288,6 +288,9 @@ pub(crate) async fn reconcile_loop(inner: Weak<Inner>) {
     }
 }
 
+/// How long a request for a sandbox waits until its row has followed a change of the runtime.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Whether a row must follow the runtime.
 fn differs(row: &SandboxRow, info: &SandboxInfo) -> bool {
     use SandboxState::{Paused, Running, Stopped};
@@ -297,6 +300,29 @@ fn differs(row: &SandboxRow, info: &SandboxInfo) -> bool {
 }
 
 impl Core {
+    /// Waits until the row of a sandbox has followed a change that the runtime is making by itself, so that a client which
+    /// sees a command die with its sandbox also sees why.
+    /// Returns false if the row was current.
+    pub(crate) async fn catch_up(&self, entry: &Arc<LiveSandbox>) -> bool {
+        let runtime = &self.inner.runtime;
+        let is_current = |row: &SandboxRow| {
+            let is_same = |known| known == row.state;
+            !row.state.has_processes() || runtime.known_state(&row.id).is_none_or(is_same)
+        };
+        if entry.read(is_current) {
+            return false;
+        }
+        let id = entry.read(|row| row.id.clone());
+        let (core, entry) = (self.clone(), Arc::clone(entry));
+        // In a task of its own, so that it is completed.
+        let following = tokio::spawn(async move {
+            let _ = core.inner.runtime.get_settled(&id).await;
+            core.follow_runtime(&entry).await;
+        });
+        let _ = tokio::time::timeout(CATCH_UP_TIMEOUT, following).await;
+        true
+    }
+
     /// Records a change that the runtime made by itself: an exit, an expiry, or a resume by a use. Does nothing if the row
     /// has followed already.
     pub(crate) async fn follow_runtime(&self, entry: &Arc<LiveSandbox>) {

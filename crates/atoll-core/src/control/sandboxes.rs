@@ -39,10 +39,19 @@ impl From<SandboxRow> for SandboxView {
 
 impl Core {
     /// Returns a sandbox of the caller's org.
-    pub fn sandbox(&self, context: &RequestContext, name: &str) -> Result<SandboxView, Error> {
+    pub async fn sandbox(
+        &self,
+        context: &RequestContext,
+        name: &str,
+    ) -> Result<SandboxView, Error> {
         context.require(Scope::Read)?;
-        let entry = self.inner.sandboxes.find(&context.org.id, name)?;
-        Ok(entry.row().into())
+        let sandboxes = &self.inner.sandboxes;
+        let entry = sandboxes.find(&context.org.id, name)?;
+        if !self.catch_up(&entry).await {
+            return Ok(entry.row().into());
+        }
+        // It may have been deleted meanwhile.
+        Ok(sandboxes.find(&context.org.id, name)?.row().into())
     }
 
     /// Returns all sandboxes of the caller's org that are not deleted, in no order.
@@ -88,6 +97,12 @@ impl Core {
         name: &str,
     ) -> Result<LockedSandbox, Error> {
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
+        self.lock(entry).await
+    }
+
+    /// Acquires the transition lock of a sandbox whose row shows the state that the runtime has.
+    pub(crate) async fn lock(&self, entry: Arc<LiveSandbox>) -> Result<LockedSandbox, Error> {
+        self.catch_up(&entry).await;
         self.inner.sandboxes.lock(entry).await
     }
 }

@@ -112,6 +112,11 @@ impl SandboxRef {
         }
     }
 
+    /// Whether a text is the operator's static key.
+    pub fn is_static_key(&self, text: &str) -> bool {
+        self.core.is_static_key(text)
+    }
+
     /// Verifies an access token in constant time.
     pub fn verify_token(&self, scope: TokenScope, token: &str) -> bool {
         self.core.verify_token(&self.id, scope, token)
@@ -147,6 +152,7 @@ impl SandboxRef {
 
     /// Opens the sandbox. A paused or stopped one is resumed or started if it has `auto_resume`.
     pub async fn open(&self) -> Result<SandboxAccess, Error> {
+        self.core.catch_up(&self.entry).await;
         if self.state() == SandboxState::Stopped && self.auto_resumes() {
             self.core.start_live(Arc::clone(&self.entry)).await?;
         }

@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 
 use crate::{
     CommandRow, Deadlines, Error, Limits, Network, NetworkPolicy, SandboxId, SandboxInfo,
-    SandboxSpec,
+    SandboxSpec, SandboxState,
 };
 
 /// Lifecycle of the sandboxes of a runtime. Every change runs to completion even if the caller is cancelled, and has
@@ -23,6 +23,9 @@ pub trait Lifecycle: Debug + Send + Sync {
 
     /// State and limits of a sandbox.
     async fn get(&self, id: &SandboxId) -> Result<SandboxInfo, Error>;
+
+    /// State of a sandbox as this process knows it, without a request. `None` if it does not.
+    fn known_state(&self, id: &SandboxId) -> Option<SandboxState>;
 
     /// The specification that a sandbox was created with, with later changes.
     async fn spec(&self, id: &SandboxId) -> Result<SandboxSpec, Error>;

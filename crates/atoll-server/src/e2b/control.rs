@@ -105,8 +105,12 @@ fn for_sandbox(id: &str) -> impl Fn(Error) -> E2bError {
 }
 
 /// Finds a sandbox of the caller. Failed ones are hidden from E2B clients.
-fn find(app: &AppState, caller: &RequestContext, id: &str) -> E2bResult<SandboxView> {
-    let found = app.core.sandbox(caller, id).map_err(for_sandbox(id))?;
+async fn find(app: &AppState, caller: &RequestContext, id: &str) -> E2bResult<SandboxView> {
+    let found = app
+        .core
+        .sandbox(caller, id)
+        .await
+        .map_err(for_sandbox(id))?;
     match found.row.state {
         SandboxState::Failed => Err(not_found(id)),
         _ => Ok(found),
@@ -177,7 +181,7 @@ async fn read(
     domain: Domain,
     Path(id): Path<String>,
 ) -> E2bResult<Json<SandboxDetail>> {
-    let found = find(&app, &caller, id_of(&id))?;
+    let found = find(&app, &caller, id_of(&id)).await?;
     Ok(Json(SandboxDetail::new(&app, domain, &found)))
 }
 
@@ -187,7 +191,7 @@ async fn kill(
     Path(id): Path<String>,
 ) -> E2bResult<StatusCode> {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     app.core
         .delete(&caller, id)
         .await
@@ -202,7 +206,7 @@ async fn timeout(
     LenientJson(request): LenientJson<Timeout>,
 ) -> E2bResult<StatusCode> {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let seconds = request.seconds()?;
     let changed = app.core.set_timeout(&caller, id, Some(seconds)).await;
     changed.map_err(for_sandbox(id))?;
@@ -217,7 +221,7 @@ async fn refresh(
     LenientJson(request): LenientJson<Refresh>,
 ) -> E2bResult<StatusCode> {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let seconds = request.seconds()?;
     let extended = app.core.extend(&caller, id, seconds).await;
     extended.map_err(for_sandbox(id))?;
@@ -233,7 +237,7 @@ async fn connect(
     LenientJson(request): LenientJson<Connect>,
 ) -> Created {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let connected = app.core.connect(&caller, id, request.to_core()?).await;
     let (sandbox, before) = connected.map_err(for_sandbox(id))?;
     let status = match before {
@@ -252,7 +256,7 @@ async fn resume(
     LenientJson(request): LenientJson<Resume>,
 ) -> Created {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let resumed = app.core.connect(&caller, id, request.to_core()?).await;
     let (sandbox, _) = resumed.map_err(for_sandbox(id))?;
     let sandbox = Sandbox::new(&app, domain, &sandbox);
@@ -267,7 +271,7 @@ async fn pause(
     LenientJson(request): LenientJson<Pause>,
 ) -> E2bResult<StatusCode> {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let paused = app.core.suspend(&caller, id, request.to_core()).await;
     match paused.map_err(for_sandbox(id))? {
         PriorState::Running => Ok(StatusCode::NO_CONTENT),
@@ -286,7 +290,7 @@ async fn network(
     LenientJson(request): LenientJson<requests::Network>,
 ) -> E2bResult<StatusCode> {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let (network, policy) = request.parse_change()?;
     let changed = app.core.set_network(&caller, id, Some(network), policy);
     changed.await.map_err(for_sandbox(id))?;

@@ -56,7 +56,7 @@ async fn read(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> ApiResult<Json<Sandbox>> {
-    Ok(Json(app.sandbox(app.core.sandbox(&caller, &id)?)))
+    Ok(Json(app.sandbox(app.core.sandbox(&caller, &id).await?)))
 }
 
 /// Delete a sandbox

@@ -9,7 +9,9 @@ use super::Arguments;
 use super::help::commands;
 
 /// Defaults that are described in words and have no value to compare with.
-const IN_WORDS: [&str; 7] = [
+const IN_WORDS: [&str; 9] = [
+    "`ATOLL_DATABASE_URL`",
+    "that of the data directory",
     "the user's home",
     "the template's",
     "never, or with your own",

@@ -7,6 +7,7 @@ pub(crate) mod exceptions;
 mod observability;
 mod retry_bind;
 mod settings;
+mod static_key;
 pub(crate) mod storage;
 
 use std::collections::BTreeSet;
@@ -81,6 +82,9 @@ impl Serve {
         if self.print_config {
             print_line(all.to_toml()?.trim_end());
             return Ok(ExitCode::SUCCESS);
+        }
+        if let Some((file, org)) = settings.static_key.take() {
+            settings.rules.static_key = Some(static_key::read(&file, org)?);
         }
         atoll_worker::check_host()?;
         let tls = settings.tls.as_ref();
@@ -167,7 +171,8 @@ impl ResolvedSettings {
             ..sandboxes
         };
         let signer = signer(&config.data)?;
-        let (core, opening) = wiring::combined(store, sandboxes, lock, signer, self.rules).await?;
+        let (core, opening) =
+            wiring::combined(store, sandboxes, lock, signer, self.rules.clone()).await?;
         let socket = operators_socket(&config.data)?;
         let http_metrics = HttpMetrics::default();
         if let Some(metrics) = &metrics {

@@ -35,7 +35,7 @@ impl Core {
         let entry = self.find_writable(context, name)?;
         let core = self.clone();
         run_to_completion(async move {
-            let locked = core.inner.sandboxes.lock(entry).await?;
+            let locked = core.lock(entry).await?;
             core.stop_locked(&locked).await
         })
         .await
@@ -98,6 +98,7 @@ impl Core {
     pub(crate) async fn start_live(&self, entry: Arc<LiveSandbox>) -> Result<SandboxView, Error> {
         let core = self.clone();
         run_to_completion(async move {
+            core.catch_up(&entry).await;
             // Wait for a stop in progress.
             let locked = core
                 .inner
@@ -167,7 +168,7 @@ impl Core {
         let entry = self.find_writable(context, name)?;
         let core = self.clone();
         run_to_completion(async move {
-            let locked = core.inner.sandboxes.lock(entry).await?;
+            let locked = core.lock(entry).await?;
             core.pause_locked(&locked).await
         })
         .await
@@ -209,7 +210,7 @@ impl Core {
         let entry = self.inner.sandboxes.find(&context.org.id, name)?;
         let core = self.clone();
         run_to_completion(async move {
-            let locked = core.inner.sandboxes.lock(entry).await?;
+            let locked = core.lock(entry).await?;
             core.resume_locked(&locked, timeout).await
         })
         .await

@@ -138,7 +138,7 @@ async fn read(
         let message = format!("limit: give {MAX_LINES} at most");
         return Err(E2bError::new(StatusCode::BAD_REQUEST, message));
     }
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let access = app
         .access
         .peek(&caller, id)

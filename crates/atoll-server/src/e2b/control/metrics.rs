@@ -61,7 +61,7 @@ pub(super) async fn metrics(
     LenientQuery(query): LenientQuery<MetricsQuery>,
 ) -> E2bResult<Json<Vec<Metric>>> {
     let id = id_of(&id);
-    find(&app, &caller, id)?;
+    find(&app, &caller, id).await?;
     let from = query.start.unwrap_or(i64::MIN).saturating_mul(1_000_000);
     // The end is inclusive, in whole seconds.
     let end = query.end.map(|end| end.saturating_add(1));

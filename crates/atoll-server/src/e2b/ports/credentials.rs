@@ -86,6 +86,8 @@ fn holds_credential(sandbox: &SandboxRef, name: &HeaderName, text: &str) -> bool
     let has_credential = |text: &str| {
         let mut words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
         words.any(|word| is_credential(sandbox, word))
+            // A static key may contain other characters.
+            || text.split_whitespace().any(|word| sandbox.is_static_key(word))
     };
     match name.as_str() {
         // E2B clients also send keys for E2B's own service, which have other lengths.
@@ -146,7 +148,7 @@ fn decode(value: &str) -> String {
     pair.map_or_else(|| value.to_owned(), |(_, value)| value)
 }
 
-/// Whether a word is an API key, a ticket, a signed URL's token for a port, or an access token of
+/// Whether a word is an API key or the static key, a ticket, a signed URL's token for a port, or an access token of
 /// this sandbox.
 fn is_credential(sandbox: &SandboxRef, word: &str) -> bool {
     let is_token = |scope| {
@@ -157,6 +159,7 @@ fn is_credential(sandbox: &SandboxRef, word: &str) -> bool {
             .into()
     };
     is_key(word)
+        || sandbox.is_static_key(word)
         || is_ticket(word)
         || is_port_link(word)
         || is_secret_hex(word)

@@ -4,7 +4,7 @@
 //! without a credential learn nothing. Credentials are therefore checked whether or not the sandbox
 //! exists, and before it is opened.
 
-use atoll_core::{RequestContext, SandboxRef, TokenScope, is_key, is_ticket, port_link_expiry};
+use atoll_core::{RequestContext, SandboxRef, TokenScope, is_ticket, port_link_expiry};
 use atoll_model::{Category, Error, PortAccess, RequestId, SandboxId, Scope};
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
@@ -53,7 +53,7 @@ impl PresentedCredentials {
     ) -> Self {
         let headers = request.headers();
         let parameter = |name| query_value(request, name);
-        let key = header_key(headers).map(ToOwned::to_owned);
+        let key = header_key(app, headers).map(ToOwned::to_owned);
         let key = key.or_else(|| parameter("api_key").filter(|_| is_websocket(headers)));
         let ticket = parameter("ticket").filter(|_| request.method() == Method::GET);
         let id = request.extensions().get::<RequestId>().cloned();
@@ -73,7 +73,7 @@ impl PresentedCredentials {
                 }
             },
             link,
-            key: key.filter(|key| is_key(key)),
+            key: key.filter(|key| app.core.is_api_key(key)),
             ticket: ticket.filter(|ticket| is_ticket(ticket)),
             open: app.config.auth == AuthMode::Trusted && is_own_page(app, request),
             request: id.unwrap_or_else(RequestId::random),
@@ -187,14 +187,14 @@ pub(super) fn cookie(link: &str, is_over_tls: bool) -> Option<HeaderValue> {
 
 /// API key in the headers. Other values are left alone: they may be credentials for the program
 /// behind the port.
-fn header_key(headers: &HeaderMap) -> Option<&str> {
+fn header_key<'a>(app: &AppState, headers: &'a HeaderMap) -> Option<&'a str> {
     let bearer = || {
         let (scheme, secret) = header_value(headers, "authorization")?.split_once(' ')?;
         let secret = secret.trim();
-        (scheme.eq_ignore_ascii_case("bearer") && is_key(secret)).then_some(secret)
+        (scheme.eq_ignore_ascii_case("bearer") && app.core.is_api_key(secret)).then_some(secret)
     };
     let key = header_value(headers, "x-api-key").map(str::trim);
-    key.filter(|key| is_key(key)).or_else(bearer)
+    key.filter(|key| app.core.is_api_key(key)).or_else(bearer)
 }
 
 fn query_value(request: &Request, name: &str) -> Option<String> {

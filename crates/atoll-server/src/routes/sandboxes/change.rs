@@ -148,7 +148,7 @@ pub(super) async fn read_network(
     Authenticated(caller): Authenticated,
     Path(id): Path<String>,
 ) -> ApiResult<Json<SandboxNetwork>> {
-    Ok(Json(app.core.sandbox(&caller, &id)?.into()))
+    Ok(Json(app.core.sandbox(&caller, &id).await?.into()))
 }
 
 /// Set the network

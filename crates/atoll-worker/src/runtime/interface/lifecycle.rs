@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use atoll_model::runtime::{Lifecycle, Recovery, Reservation, RuntimeStatus};
 use atoll_model::{
     Deadlines, Error, Limits, Network, NetworkPolicy, SandboxId, SandboxInfo, SandboxSpec,
+    SandboxState,
 };
 use prometheus_client::registry::Registry;
 
@@ -24,6 +25,10 @@ impl Lifecycle for LocalRuntime {
 
     async fn get(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         Ok(self.with_deadlines(Self::get(self, id)?))
+    }
+
+    fn known_state(&self, id: &SandboxId) -> Option<SandboxState> {
+        Some(self.entry(id).ok()?.state().sandbox_state())
     }
 
     async fn spec(&self, id: &SandboxId) -> Result<SandboxSpec, Error> {

@@ -117,12 +117,10 @@ impl<'a> Location<'a> {
     fn lost(self, state: &str, sandboxes: usize) -> Error {
         let message = match sandboxes {
             0 => format!(
-                "the database {} is {state}, and a server has used its data directory before",
-                self
+                "the database {self} is {state}, and a server has used its data directory before"
             ),
             some => format!(
-                "the database {} is {state}, and its data directory has sandboxes: {some}",
-                self
+                "the database {self} is {state}, and its data directory has sandboxes: {some}"
             ),
         };
         Error::new(Code::Conflict, message).remedy(format!(
@@ -134,8 +132,7 @@ impl<'a> Location<'a> {
 
     fn foreign(self, ours: &InstanceId, theirs: &InstanceId) -> Error {
         let message = format!(
-            "the database {} belongs to instance {theirs}, and its data directory to instance {ours}",
-            self
+            "the database {self} belongs to instance {theirs}, and its data directory to instance {ours}"
         );
         Error::new(Code::Conflict, message).remedy(format!(
         "put the right one back, {}, or start once with --adopt-orphans, which goes on with this database and adopts \
@@ -146,8 +143,7 @@ impl<'a> Location<'a> {
 
     fn stranger(self, sandboxes: usize) -> Error {
         let message = format!(
-            "the database {} has no row of any sandbox of its data directory, which has {sandboxes}",
-            self
+            "the database {self} has no row of any sandbox of its data directory, which has {sandboxes}"
         );
         Error::new(Code::Conflict, message).remedy(format!(
         "put the right one back, {}, or start once with --adopt-orphans, which goes on with this database and adopts \

@@ -37,6 +37,12 @@ pub(super) struct Settings {
     /// `ATOLL_DATABASE_URL`, else the file].
     #[arg(long, value_name = "URL")]
     pub(super) database_url: Option<ServerUrl>,
+    /// File with one more API key, of any form, for one org; readable by its owner only.
+    #[arg(long, value_name = "FILE")]
+    pub(super) static_key_file: Option<PathBuf>,
+    /// Name of the static key's org. Without it, the key belongs to the first org.
+    #[arg(long, value_name = "NAME")]
+    pub(super) static_key_org: Option<String>,
     /// Serve without authentication, on loopback only.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(super) dev: Option<bool>,
@@ -246,6 +252,8 @@ impl Settings {
             data_dir,
             storage,
             database_url,
+            static_key_file,
+            static_key_org,
             dev,
             metrics_listen,
             tls_cert,
@@ -314,6 +322,11 @@ impl Settings {
         let missing = |field: &'static str| {
             move || Error::new(Code::Internal, format!("{field} has no usual value"))
         };
+        if self.static_key_org.is_some() && self.static_key_file.is_none() {
+            let message = "--static-key-org without --static-key-file";
+            let remedy = "name the file with the key, or leave the org out";
+            return Err(Error::invalid("static-key-org", message, remedy));
+        }
         let all = ResolvedSettings {
             listen: self.listen.ok_or_else(missing("listen"))?,
             data: self.data_dir.ok_or_else(missing("data-dir"))?,
@@ -345,7 +358,9 @@ impl Settings {
                     .filter(|time| !time.is_zero()),
                 rate_limit: self.rate_limit,
                 adopt_orphans: false,
+                static_key: None,
             },
+            static_key: self.static_key_file.map(|file| (file, self.static_key_org)),
             limits: atoll_server::ConnectionLimits {
                 max_connections: self
                     .max_connections
@@ -458,6 +473,8 @@ pub(super) struct ResolvedSettings {
     pub(super) authorities: Vec<PathBuf>,
     pub(super) window: Option<Bytes>,
     pub(super) rules: atoll_core::Config,
+    /// File of the static key, and the name of its org.
+    pub(super) static_key: Option<(PathBuf, Option<String>)>,
     pub(super) limits: atoll_server::ConnectionLimits,
 }
 
