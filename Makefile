@@ -15,7 +15,12 @@ MDBOOK = $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/mdbook/b
 
 PREFIX ?= /usr/local
 
-.PHONY: run serve install test test-v2 soak check bench docs build target-directory infra-up infra-down infra-reset setup setup-test setup-bench setup-docs
+# Data directories of `run-dev` and `run-pg`, and the files of `infra-up`.
+DEV_DATA ?= /var/lib/atoll-dev
+PG_DATA ?= /var/lib/atoll-pg
+INFRA = $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/infra
+
+.PHONY: run run-dev run-pg seed serve install test test-v2 soak check bench docs build target-directory infra-up infra-down infra-reset setup setup-test setup-bench setup-docs
 
 ## Build, create the template `base`, check the host and run a first sandbox.
 run: build
@@ -46,6 +51,8 @@ test: setup-test
 	@$(CARGO) build --locked -p atoll
 	@rm -f $(JUNIT)
 	@deploy/with-postgres $(CARGO) nextest run --locked --workspace || { code=$$?; deploy/failures $(JUNIT); exit $$code; }
+	@ATOLL_TEST_DATABASE=postgres deploy/with-postgres $(CARGO) nextest run --locked -p atoll --profile postgres || \
+		{ code=$$?; deploy/failures $(subst default,postgres,$(JUNIT)); exit $$code; }
 	@$(CARGO) test --locked --workspace --doc -q
 	@deploy/guest/run
 
@@ -56,6 +63,22 @@ infra-down:
 	@deploy/infra down
 infra-reset:
 	@deploy/infra reset
+	@[ ! -e $(PG_DATA) ] || echo "the sandboxes of run-pg are still in $(PG_DATA): start once with --adopt-orphans, or remove it"
+
+## A server for development: without keys, on loopback only.
+run-dev: build
+	@$(ATOLL) serve --dev --data-dir $(DEV_DATA)
+
+## A server with the PostgreSQL of `make infra-up`, and the key that `make seed` gives an org.
+run-pg: build
+	@[ -e $(INFRA)/urls ] || { echo "PostgreSQL is not running: make infra-up" >&2; exit 1; }
+	@install -m 600 deploy/test-key $(INFRA)/test-key
+	@set -a && . $(INFRA)/urls && exec $(ATOLL) serve --data-dir $(PG_DATA) \
+		--static-key-file $(INFRA)/test-key --static-key-org test-org
+
+## The org `test-org`, whose API key on the server of `make run-pg` is `test-key`.
+seed: build
+	@ATOLL_DATA_DIR=$(PG_DATA) deploy/seed $(ATOLL)
 
 ## Soak test: create and delete sandboxes and kill the server for SECONDS (default: 3600), and check for leaks.
 soak: setup-test

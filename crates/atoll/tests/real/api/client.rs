@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use atoll_model::{Key, KeyId, Org, OrgId, Scope};
-use atoll_testkit::{Scratch, wait_for};
+use atoll_testkit::{PostgresDatabase, Scratch, wait_for};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
@@ -140,7 +140,12 @@ impl Server {
     /// A client of another org. Its key is inserted into the database as the server would.
     pub async fn stranger(&self) -> Client {
         let file = self.data.join("atoll.db");
-        let store = atoll_store::Store::open(&file).await.unwrap();
+        let url = postgres(&self.data).map_or_else(
+            || format!("sqlite:{}", file.display()),
+            |database| database.url,
+        );
+        let url = url.parse().unwrap();
+        let store = atoll_store::Store::open_url(&url).await.unwrap();
         let org = Org {
             id: OrgId::random(),
             name: "strangers".into(),
@@ -172,6 +177,9 @@ impl Server {
 
     /// Executes SQL on the server's database from outside.
     pub fn sql(&self, statements: &str) {
+        if let Some(database) = postgres(&self.data) {
+            return database.execute(statements);
+        }
         let mut python = Command::new("python3");
         python.args([
             "-c",
@@ -292,8 +300,26 @@ fn before(words: &[String]) -> Command {
     command
 }
 
+/// The server's database in PostgreSQL, if the tests run on it (`ATOLL_TEST_DATABASE=postgres`): a new one for a new
+/// data directory. Its URL is in a file beside the directory.
+fn postgres(data: &Path) -> Option<PostgresDatabase> {
+    if std::env::var("ATOLL_TEST_DATABASE").as_deref() != Ok("postgres") {
+        return None;
+    }
+    let file = data.with_file_name("database-url");
+    if let Ok(url) = std::fs::read_to_string(&file) {
+        return Some(PostgresDatabase::existing(url));
+    }
+    let database = PostgresDatabase::new();
+    std::fs::write(&file, &database.url).unwrap();
+    Some(database)
+}
+
 /// Starts a server on free ports; where it serves, and where it shows metrics. Its log goes to a file.
 fn spawn(mut command: Command, data: &Path, flags: &[String]) -> (Child, [String; 2]) {
+    if let Some(database) = postgres(data) {
+        command.env("ATOLL_DATABASE_URL", &database.url);
+    }
     let log = data.with_file_name("log");
     let written = std::fs::File::options()
         .create(true)
