@@ -1,10 +1,10 @@
 //! SQL persistence: the control plane's database and the journal of each sandbox.
 //!
 //! A row holds the desired state of a sandbox and is written before the runtime acts on it. The database is SQLite, with
-//! one connection for writing and several for reading, or PostgreSQL. A statement has one text for both; [`dialect`]
+//! one connection for writing and several for reading, or PostgreSQL. A statement has one text for both; `dialect`
 //! contains the exceptions. A journal is always SQLite.
 //!
-//! Events of PostgreSQL get their sequence numbers after the commit: see [`numbering`].
+//! Events of PostgreSQL get their sequence numbers after the commit: see `numbering`.
 //!
 //! This crate contains no business rules: it does not check permissions, transitions or deadlines.
 
