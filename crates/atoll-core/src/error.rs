@@ -26,9 +26,9 @@ pub(crate) fn store(error: atoll_store::Error) -> Error {
         error if error.is_unavailable() => {
             let cause = error.source().map(ToString::to_string);
             tracing::warn!(cause = cause.as_deref(), "{error}");
-            Error::new(Code::NoCapacity, "the server's database does not respond").remedy(
-                "try again after the seconds of Retry-After; running sandboxes continue meanwhile",
-            )
+            Error::new(Code::NoCapacity, "the server's database does not respond")
+                .remedy("try again a little later; existing sandboxes can be used meanwhile")
+                .detail("dependency", "database")
         }
         error => {
             let cause = error.source().map(ToString::to_string);

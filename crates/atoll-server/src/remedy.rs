@@ -19,6 +19,8 @@ pub(crate) fn for_http(error: &Error) -> Option<Cow<'static, str>> {
         Code::OrgNotFound => "GET /orgs lists those that you see",
         Code::StdinClosed => "start the command with \"openStdin\": true",
         Code::MethodNotAllowed => "GET /docs shows the methods of each route",
+        // A dependency of the server, which sandboxes have nothing to do with.
+        Code::NoCapacity if error.details.contains_key("dependency") => return None,
         Code::NoCapacity => {
             "try again after the seconds of Retry-After; or stop, pause or delete sandboxes"
         }

@@ -12,17 +12,18 @@ pub fn probe() -> &'static Path {
     Path::new(concat!(env!("OUT_DIR"), "/probe"))
 }
 
-/// Makes a tree that consists of `/probe` and nothing else: no shell, no `/etc/passwd`, no directories.
+/// Creates a directory that contains only `/probe`: no shell, no `/etc/passwd`, no directories.
 pub fn static_layer(dir: &Path) {
-    fs::create_dir_all(dir).expect("the layer's directory can be made");
+    fs::create_dir_all(dir).expect("the layer directory can be created");
     let program = dir.join("probe");
     fs::copy(probe(), &program).expect("the probe can be copied");
     for path in [dir, &program] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("modes can be set");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("the mode can be set");
     }
 }
 
-/// One line of an attack: `<what> <ok|errno NAME|signal NAME|exited N|stopped NAME|skipped> [detail]`.
+/// One line of an attack's output:
+/// `<what> <ok|errno NAME|signal NAME|exited N|stopped NAME|skipped> [detail]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
     /// The attempted operation, one word.
@@ -34,7 +35,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// The attempt worked.
+    /// Returns true if the attempt succeeded.
     pub fn worked(&self) -> bool {
         self.result == "ok"
     }
@@ -69,7 +70,7 @@ impl Attempt {
     }
 }
 
-/// Reads an attack's output; a line of another form is left out.
+/// Parses an attack's output and skips lines in other formats.
 pub fn attempts(output: &str) -> Vec<Attempt> {
     output.lines().filter_map(Attempt::parse).collect()
 }

@@ -1,5 +1,5 @@
-//! Tests of the probe on this machine: each everyday command runs once, and attacks print the format that tests
-//! parse.
+//! Tests of the probe on this machine: each everyday command runs once, and attacks print the
+//! format that [`attempts`] parses.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -15,7 +15,7 @@ fn call(words: &[&str]) -> Output {
 fn stdout_of(words: &[&str]) -> String {
     let output = call(words);
     assert!(output.status.success(), "{words:?}: {output:?}");
-    String::from_utf8(output.stdout).expect("the probe prints text")
+    String::from_utf8(output.stdout).expect("the probe prints UTF-8")
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn layer_has_the_probe_and_nothing_else() {
     let scratch = Scratch::new();
     static_layer(&scratch.join("layer"));
     let names: Vec<_> = std::fs::read_dir(scratch.join("layer"))
-        .expect("it is there")
+        .expect("the layer can be listed")
         .flatten()
         .collect();
     assert_eq!(names.len(), 1);
@@ -165,7 +165,7 @@ fn files_are_made_and_read() {
     assert_eq!(stdout_of(&["read", &name("a")]), "text");
     stdout_of(&["mkfile", &name("big"), "100000"]);
     assert_eq!(
-        std::fs::read(name("big")).expect("it is there"),
+        std::fs::read(name("big")).expect("the file can be read"),
         pattern(100_000).to_vec()
     );
     stdout_of(&["touch", &name("t")]);
@@ -195,17 +195,20 @@ fn daemon_keeps_running_and_process_tree_grows() {
     let scratch = Scratch::new();
     let pidfile = scratch.join("pid");
     let line = stdout_of(&["daemon", "30", pidfile.to_str().expect("text")]);
-    let pid = line.trim_end().strip_prefix("pid ").expect("its form");
+    let pid = line
+        .trim_end()
+        .strip_prefix("pid ")
+        .expect("the output has a pid");
     assert_eq!(
         std::fs::read_to_string(pidfile)
-            .expect("it was written")
+            .expect("the pid file can be read")
             .trim_end(),
         pid
     );
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon runs");
     assert!(stat.contains("(probe)"));
     run(Command::new("kill").args(["-9", pid]));
-    wait_for("the daemon's end", Duration::from_mins(1), || {
+    wait_for("the daemon to end", Duration::from_mins(1), || {
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .map_or(true, |stat| stat.contains(") Z "))
     });
@@ -255,8 +258,8 @@ fn dangerous_attacks_refuse_the_host() {
     assert!(!host || call(&["a17-pid1"]).status.code() == Some(3));
 }
 
-/// Runs an attack in namespaces of its own and checks each line's form. Root there is unprivileged outside: the
-/// host's root could write to the host's sysctls.
+/// Runs an attack in new namespaces and checks the format of each line. The attack's root is an
+/// unprivileged user of the host, because the host's root could write to the host's sysctls.
 fn attack(words: &[&str]) -> Vec<Attempt> {
     let place = Scratch::new();
     static_layer(place.path());
@@ -356,7 +359,7 @@ fn bombs_and_hogs_stop_at_their_argument() {
     assert_eq!(result(&bomb, "thread").value("count"), Some("50"));
     let scratch = Scratch::new();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
-    std::fs::set_permissions(scratch.path(), mode).expect("it is ours");
+    std::fs::set_permissions(scratch.path(), mode).expect("the mode can be set");
     let file = scratch.join("cache").to_string_lossy().into_owned();
     for kind in [
         "anon",
@@ -372,7 +375,7 @@ fn bombs_and_hogs_stop_at_their_argument() {
         let bytes: u64 = result(&found, kind)
             .value("bytes")
             .and_then(|bytes| bytes.parse().ok())
-            .expect("a count");
+            .expect("the attempt has a byte count");
         assert!(bytes >= 20_000_000, "{kind}: {found:?}");
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod database;
 mod descriptors;
 pub(crate) mod exceptions;
 mod observability;
+mod problems;
 mod retry_bind;
 mod settings;
 mod static_key;
@@ -37,6 +38,7 @@ use crate::config::Config;
 use crate::wiring;
 use database::Unknown;
 use descriptors::{Share, Shares};
+use problems::Problems;
 use settings::{OnExit, ResolvedSettings, Settings};
 
 /// File in the data directory with the URL of the running server.
@@ -83,14 +85,17 @@ impl Serve {
             print_line(all.to_toml()?.trim_end());
             return Ok(ExitCode::SUCCESS);
         }
-        if let Some((file, org)) = settings.static_key.take() {
-            settings.rules.static_key = Some(static_key::read(&file, org)?);
-        }
-        atoll_worker::check_host()?;
+        let mut problems = Problems::default();
+        let key = settings.static_key.take();
+        let key = key.map(|(file, org)| static_key::read(&file, org));
+        settings.rules.static_key = problems.check(key.transpose()).flatten();
         let tls = settings.tls.as_ref();
         let tls = tls.map(|(certificate, key)| Tls::load(certificate, key));
-        let tls = tls.transpose()?;
-        let authorities = authorities::read(&settings.authorities)?;
+        let tls = problems.check(tls.transpose()).flatten();
+        let authorities = problems.check(authorities::read(&settings.authorities));
+        problems.check(atoll_worker::check_host());
+        problems.finish()?;
+        let authorities = authorities.unwrap_or_default();
         // The server's own files are accessible to root only. Files of sandboxes and templates get
         // their modes explicitly.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);

@@ -1,12 +1,15 @@
-//! Attacks from inside a sandbox: each one fails in a sandbox and succeeds where one defence is missing.
+//! Attacks from inside a sandbox: each one fails in an unmodified sandbox and succeeds if one
+//! defence is missing.
 //!
-//! A [`Case`] is a probe and a judge: the judge names what the attacker gained. In a sandbox as users have it that is
-//! nothing, as its root and as its user. A [`Control`] runs the same probe in a box whose plan lacks one defence, where
-//! something must be gained: so a judge that sees nothing, or a probe that does nothing, fails.
+//! A [`Case`] has a probe and a function that lists the attacker's gains. In an unmodified sandbox
+//! the list must be empty, both for root and for the user. A [`Control`] runs the same probe in a
+//! sandbox whose plan lacks one defence, where the list must not be empty. So a function that
+//! detects no gains, or a probe that attempts nothing, fails the test.
 //!
-//! Controls never lift the user namespace: root of such a box would be root of this machine. Where the kernel asks for a
-//! capability behind a filter the control gives both, and only to root: a user has no capabilities, whatever the plan
-//! says. What cannot be shown at all is in [`IMPOSSIBLE`].
+//! Controls never remove the user namespace: root of such a sandbox would be root of this machine.
+//! If a filtered call also requires a capability, the control lifts the filter and grants the
+//! capability, and only to root: other users have no capabilities under any plan. [`IMPOSSIBLE`]
+//! lists the attempts that have no control.
 
 mod canary;
 mod capabilities;
@@ -38,22 +41,22 @@ struct Case<'a> {
     probe: &'static [&'static str],
     /// Working directory.
     place: &'static str,
-    /// Gains of a user: one line each, which begins with the attempt's name.
+    /// Returns the gains of a user, one line each, which begins with the attempt's name.
     gains: fn(&str, &[Attempt]) -> Vec<String>,
     controls: &'a [Control<'a>],
 }
 
-/// A box that lacks a defence.
+/// A sandbox that lacks a defence.
 struct Control<'a> {
     lift: fn(&mut Plan),
-    /// The users for which the attack then succeeds.
+    /// Users for which the attack succeeds without the defence.
     users: &'static [&'static str],
     /// Prefixes of expected gains.
     gains: &'a [&'a str],
 }
 
-/// Attempts that this kernel, or the way the box is made, refuses also without the defence under test, and what is shown
-/// instead.
+/// Attempts that the kernel or the sandbox's construction rejects even without the tested defence,
+/// each with the reason and the substitute test.
 const IMPOSSIBLE: &[(&str, &str)] = &[
     (
         "A02, A17: memory, descriptors and namespaces of PID 1",
@@ -127,17 +130,17 @@ fn cases_without_a_control_are_listed_with_their_reason() {
     }
 }
 
-/// Refused by us or by the kernel for want of a right, before it looked at anything else.
+/// Returns true if the filter or a permission check of the kernel rejected the call.
 fn refused(attempt: &Attempt) -> bool {
     ["EPERM", "ENOSYS", "EACCES"].contains(&attempt.result.as_str())
 }
 
-/// A gain's line.
+/// Formats an attempt as the line of a gain.
 fn line(attempt: &Attempt) -> String {
     format!("{} {} {}", attempt.what, attempt.result, attempt.detail)
 }
 
-/// The attempts that a judge counts as gains.
+/// Returns the lines of the attempts that `gained` accepts.
 fn lines(found: &[Attempt], mut gained: impl FnMut(&Attempt) -> bool) -> Vec<String> {
     found
         .iter()
@@ -156,7 +159,7 @@ async fn attack(
     attack_on(Streams::Pipes, world, id, user, place, probe).await
 }
 
-/// Kinds of an attacker's standard streams.
+/// Type of the attacker's standard streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Streams {
     Pipes,
@@ -183,7 +186,8 @@ async fn attack_on(
     found
 }
 
-/// The attack fails as users have it, the box works on, and without its defence it succeeds.
+/// Asserts that the attack fails in an unmodified sandbox, which keeps working, and that the attack
+/// succeeds without the defence.
 async fn check(case: &Case<'_>) {
     check_on(Streams::Pipes, case).await;
 }
@@ -221,7 +225,7 @@ async fn check_on(streams: Streams, case: &Case<'_>) {
     }
 }
 
-/// Lifts the filter from these calls.
+/// Makes the plan's filter allow `calls`.
 fn allow(plan: &mut Plan, calls: &[&str]) {
     let policy = plan.policy.as_mut().expect("a plan has a filter");
     for call in calls {

@@ -51,8 +51,8 @@ programs! {
     files_work_in_asynchronous_python => "files_async.py";
     files_work_in_node => "files.mjs";
     lost_response_is_retried_in_python => "retries.py";
-    unsupported_features_are_reported_in_python => "later.py";
-    unsupported_features_are_reported_in_node => "later.mjs";
+    unsupported_features_are_reported_in_python => "unsupported.py";
+    unsupported_features_are_reported_in_node => "unsupported.mjs";
 }
 
 #[test]

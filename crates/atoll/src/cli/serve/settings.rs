@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::database::parse_url;
 use super::observability::{Format, Level, MetricsListen, Observability};
+use super::problems::Problems;
 
 /// All settings. A setting that is not given is `None` until [`Settings::complete`].
 #[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
@@ -322,18 +323,17 @@ impl Settings {
         let missing = |field: &'static str| {
             move || Error::new(Code::Internal, format!("{field} has no usual value"))
         };
-        if self.static_key_org.is_some() && self.static_key_file.is_none() {
-            let message = "--static-key-org without --static-key-file";
-            let remedy = "name the file with the key, or leave the org out";
-            return Err(Error::invalid("static-key-org", message, remedy));
-        }
+        let mut problems = Problems::default();
+        let tls = problems.check(pair(self.tls_cert, self.tls_key));
+        let ceilings = problems.check(ceilings(self.max_cpus, self.max_memory, self.max_disk));
+        let static_key = problems.check(static_key(self.static_key_file, self.static_key_org));
         let all = ResolvedSettings {
             listen: self.listen.ok_or_else(missing("listen"))?,
             data: self.data_dir.ok_or_else(missing("data-dir"))?,
             storage: self.storage,
             database: self.database_url.map(|url| url.0),
             dev: self.dev.unwrap_or_default(),
-            tls: pair(self.tls_cert, self.tls_key)?,
+            tls: tls.flatten(),
             hosts: self.host.unwrap_or_default(),
             domains: self.domain.unwrap_or_default(),
             origins: self.cors_origin.unwrap_or_default(),
@@ -347,7 +347,7 @@ impl Settings {
                 disk: self.disk_reserve.map(|size| size.0),
                 memory: self.memory_reserve.map(|size| size.0),
             },
-            ceilings: ceilings(self.max_cpus, self.max_memory, self.max_disk)?,
+            ceilings: ceilings.unwrap_or(Limits::MAX),
             exceptions: self.egress_allow.unwrap_or_default(),
             authorities: self.ca_file.unwrap_or_default(),
             window: self.output_window.map(|size| size.0),
@@ -360,7 +360,7 @@ impl Settings {
                 adopt_orphans: false,
                 static_key: None,
             },
-            static_key: self.static_key_file.map(|file| (file, self.static_key_org)),
+            static_key: static_key.flatten(),
             limits: atoll_server::ConnectionLimits {
                 max_connections: self
                     .max_connections
@@ -372,7 +372,8 @@ impl Settings {
                 first_reserved_fd: i32::MAX,
             },
         };
-        all.check()?;
+        all.check(&mut problems);
+        problems.finish()?;
         Ok(all)
     }
 }
@@ -422,6 +423,19 @@ fn ceilings(
         }
     }
     Ok(most)
+}
+
+/// The file of the static key, and the name of its org.
+fn static_key(
+    file: Option<PathBuf>,
+    org: Option<String>,
+) -> Result<Option<(PathBuf, Option<String>)>, Error> {
+    if file.is_none() && org.is_some() {
+        let message = "--static-key-org without --static-key-file";
+        let remedy = "name the file with the key, or leave the org out";
+        return Err(Error::invalid("static-key-org", message, remedy));
+    }
+    Ok(file.map(|file| (file, org)))
 }
 
 /// A certificate needs a key and vice versa.
@@ -479,16 +493,14 @@ pub(super) struct ResolvedSettings {
 }
 
 impl ResolvedSettings {
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self, problems: &mut Problems) {
         if self.dev && !self.listen.ip().is_loopback() {
-            return Err(Error::invalid(
-                "dev",
-                format!(
-                    "--dev gives full access without a key, and {} is not loopback",
-                    self.listen
-                ),
-                "leave --dev out, or listen on 127.0.0.1",
-            ));
+            let message = format!(
+                "--dev gives full access without a key, and {} is not loopback",
+                self.listen
+            );
+            let remedy = "leave --dev out, or listen on 127.0.0.1";
+            problems.add(Error::invalid("dev", message, remedy));
         }
         let limits = &self.limits;
         for (field, time) in [
@@ -498,10 +510,9 @@ impl ResolvedSettings {
         ] {
             if time.is_zero() {
                 let message = format!("{field} must be longer than 0");
-                return Err(Error::invalid(field, message, "give at least 1s"));
+                problems.add(Error::invalid(field, message, "give at least 1s"));
             }
         }
-        Ok(())
     }
 }
 

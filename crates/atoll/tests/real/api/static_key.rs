@@ -77,5 +77,10 @@ fn static_key_file_of_other_users_is_refused() {
     assert!(refused.contains("chmod 600"), "{refused}");
     let missing = serve("/no/such/file", &[]);
     assert!(missing.contains("static-key-file"), "{missing}");
+    // Problems are reported together.
+    let both = serve(&readable, &["--ca-file", "/no/such.pem"]);
+    for part in ["2 problems", "chmod 600", "/no/such.pem"] {
+        assert!(both.contains(part), "{both}");
+    }
     assert!(!scratch.join("data").exists());
 }

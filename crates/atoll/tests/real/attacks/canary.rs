@@ -1,4 +1,4 @@
-//! A directory of the host that must not change, and the file calls that try to reach it.
+//! A directory of the host that must not change, and file calls that try to reach the directory.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

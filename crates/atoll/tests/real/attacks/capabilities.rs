@@ -15,7 +15,7 @@ fn set(text: &str) -> u64 {
     u64::from_str_radix(text, 16).unwrap_or(u64::MAX)
 }
 
-/// This attempt shows a power that the user should not have.
+/// Returns true if the attempt shows a privilege that the user must not have.
 fn gained(user: &str, it: &Attempt) -> bool {
     let granted = granted();
     let own = if user == "root" { granted } else { 0 };
@@ -37,7 +37,7 @@ fn gained(user: &str, it: &Attempt) -> bool {
     match what {
         "raise" | "ambient" => it.worked() && !(user == "root" && known(name)),
         "bounding" => it.detail != "0" && !known(name),
-        // A file may have capabilities of root; the bounding set limits their effect.
+        // Root may set file capabilities; the bounding set limits their effect.
         "filecaps" if name == "set" => it.worked() && user != "root",
         "filecaps" if name == "exec" => {
             it.worked() && set(it.value("permitted").unwrap_or("")) & !own != 0
@@ -79,14 +79,15 @@ async fn capabilities_match_the_snapshot_and_cannot_be_gained() {
     .await;
 }
 
-/// Effective user id and capabilities before and after the user runs a setuid program that root created.
+/// Returns the effective user id and capabilities before and after the user runs root's setuid
+/// program.
 async fn by_setuid(world: &World) -> [(u64, u64); 2] {
     let id = world.sandbox(Kind::Static).await;
     for (user, path) in [("root", "/setuid-root"), ("user", "/dev/shm/setuid-user")] {
         let made = attack(world, &id, user, "/", &["a12-setuid", "make", path]).await;
         assert!(made.iter().all(Attempt::worked), "{made:?}");
     }
-    // A setuid program of the user's own changes nothing.
+    // A setuid program that the user owns changes nothing.
     let own = world
         .probe(&id, "user", &["a12-setuid", "run", "/dev/shm/setuid-user"])
         .await;
@@ -118,7 +119,7 @@ async fn by_setuid(world: &World) -> [(u64, u64); 2] {
 async fn setuid_grants_only_root_of_the_sandbox() {
     let world = World::open().await;
     assert_eq!(by_setuid(&world).await, [(1000, 0), (0, granted())]);
-    // Root of the sandbox is an unprivileged user outside.
+    // Root of the sandbox is an unprivileged user of the host.
     let id = world.sandbox(Kind::Static).await;
     let sleep = world
         .runtime
@@ -147,7 +148,7 @@ async fn a_wider_bounding_set_would_widen_setuid() {
     world.close().await;
 }
 
-/// A template with `sudo: false` has both; each is enough.
+/// A template with `sudo: false` sets `nosuid` and `no_new_privs`; either is sufficient.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn setuid_without_sudo_gains_nothing() {
     for (nosuid, no_new_privs) in [(true, true), (true, false), (false, true)] {

@@ -1,4 +1,4 @@
-//! A01, A02: the runtime's open files, reached from inside.
+//! A01, A02: access to the runtime's open files from inside a sandbox.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -25,7 +25,7 @@ async fn no_descriptor_leads_to_a_directory_of_the_host() {
     .await;
 }
 
-/// A program has its three descriptors, and what every process may know of PID 1.
+/// A program has its three descriptors and can read the command line of PID 1.
 const INVENTORY: Case<'static> = Case {
     probe: &["a02-fds"],
     place: "/",
@@ -58,21 +58,23 @@ async fn terminal_program_has_three_descriptors_and_none_of_pid_1() {
     check_on(Streams::Terminal, &INVENTORY).await;
 }
 
-/// The working directory of an exec is entered by PID 1's child, which still has a descriptor more than the program.
+/// PID 1's child changes to the working directory of an exec while the child still has one more
+/// descriptor than the program.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_exec_starts_in_a_descriptor_directory() {
     no_number_leads_out(World::open().await, &[]).await;
 }
 
-/// Descriptors that leak are not enough: a directory without a path from the box's root is not entered either.
+/// Leaked descriptors are not sufficient: an exec also rejects a directory that has no path from
+/// the sandbox's root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exec_starts_inside_even_with_leaked_descriptors() {
     let world = World::open_with(|plan| plan.inside.close_descriptors = false).await;
-    // The one directory of the box that PID 1 has open.
+    // The only directory of the sandbox that PID 1 has open.
     no_number_leads_out(world, &["/proc\n"]).await;
 }
 
-/// Every descriptor number is rejected as a directory, except those of the sandbox itself.
+/// Asserts that no descriptor is accepted as a working directory, except the directories in `own`.
 async fn no_number_leads_out(world: World, own: &[&str]) {
     let id = world.sandbox(Kind::Static).await;
     stdout_text(&world.probe(&id, "root", &["mkdir", "/links"]).await);
@@ -105,7 +107,8 @@ async fn no_number_leads_out(world: World, own: &[&str]) {
     world.close().await;
 }
 
-/// A file of the host that every sandbox has open would carry locks, times and watches from one sandbox to the next.
+/// A host file that every sandbox has open would share locks, timestamps and watches between
+/// sandboxes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn standard_input_is_no_file_of_the_host() {
     let host = std::fs::metadata("/dev/null").expect("the host has one");
@@ -121,7 +124,8 @@ async fn standard_input_is_no_file_of_the_host() {
     world.close().await;
 }
 
-/// The control of the controls: what leaks is a directory of the host, which has no path from the box's root.
+/// Validates `CONTROLS`: the leaked descriptor is a directory of the host, which has no path from
+/// the sandbox's root.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leaked_descriptor_leads_out_of_the_sandbox() {
     let world = World::open_with(|plan| plan.inside.close_descriptors = false).await;

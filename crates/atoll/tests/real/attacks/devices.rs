@@ -8,7 +8,7 @@ use super::{Case, Control, Streams, USERS, allow, check, check_on, lines};
 async fn no_device_can_be_made() {
     check(&Case {
         probe: &["a11-mknod"],
-        // An overlay refuses the whiteout that the control makes; a tmpfs does not.
+        // An overlay rejects the whiteout that the control creates; a tmpfs accepts it.
         place: "/dev/shm",
         gains: |_, found| lines(found, |it| it.worked() && it.what != "place"),
         controls: &[Control {
@@ -20,7 +20,7 @@ async fn no_device_can_be_made() {
     .await;
 }
 
-/// Injected input, and calls that were not refused.
+/// Returns injected input, and calls that were not refused.
 fn typed(_: &str, found: &[Attempt]) -> Vec<String> {
     lines(found, |it| {
         let command = it.what.contains("TIOC") && it.what != "pty:TIOCSCTTY";
@@ -38,14 +38,15 @@ async fn no_program_injects_terminal_input() {
         controls: &[Control {
             lift: |plan| allow(plan, &["ioctl"]),
             users: USERS,
-            // Where `dev.tty.legacy_tiocsti` is 0 the kernel answers EIO instead of typing.
+            // If `dev.tty.legacy_tiocsti` is 0, TIOCSTI fails with EIO.
             gains: &["pty:TIOCSTI", "pty:TIOCSTI+high", "pty:TIOCSETD"],
         }],
     })
     .await;
 }
 
-/// Nor can a program inject input into its own terminal, where a reader would take it for the user's.
+/// Tests the program's own terminal, where another reader would mistake injected input for the
+/// user's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_command_injects_input_into_its_own_terminal() {
     let case = Case {

@@ -1,6 +1,7 @@
-//! B06: random system calls, a minute as root and a minute as `user`, of every number that the filter allows.
+//! B06: random calls of every system call number that the filter allows, for one minute as root and
+//! one minute as `user`.
 //!
-//! A finding is printed with its seed. `ATOLL_FUZZ_SEED` repeats it, `ATOLL_FUZZ_SECONDS` makes it longer.
+//! Each test prints its seed. `ATOLL_FUZZ_SEED` sets the seed, `ATOLL_FUZZ_SECONDS` the duration.
 
 mod kernel_log;
 
@@ -19,13 +20,14 @@ use kernel_log::KernelLog;
 
 const PIDS: u32 = 64;
 const MEMORY: u64 = 128 << 20;
-/// The kernel charges memory in batches for each processor, and may be above the limit for a moment.
+/// The kernel charges memory in batches per CPU, so usage may briefly exceed the limit.
 const CHARGED_AHEAD: u64 = 4 << 20;
-/// Minimum number of calls. A second is enough on an idle machine.
+/// Minimum number of calls. An idle machine makes them in a second.
 const CALLS: u64 = 20_000;
-/// The longest run of the probe. Its calls may end or stop the probe itself: then another run follows.
+/// Maximum duration of a probe run. If a call ends or stops the probe itself, another run follows.
 const RUN: Duration = Duration::from_secs(10);
-/// A neighbour's commands may take this long, or twenty times as long as without the fuzzer.
+/// Upper bound of the neighbour's p99 latency, or 20 times the latency without the fuzzer if that
+/// is longer.
 const STARVED: Duration = Duration::from_secs(1);
 
 /// System call numbers that the filter allows for at least some arguments.
@@ -69,7 +71,7 @@ fn p99(latencies: &mut [Duration]) -> Duration {
     latencies[(latencies.len() - 1) * 99 / 100]
 }
 
-/// The sum of all runs.
+/// Totals of all runs.
 #[derive(Default)]
 struct Found {
     calls: u64,
@@ -92,7 +94,7 @@ impl Found {
     }
 }
 
-/// Runs the probe until it ends; how long the neighbour's commands took meanwhile.
+/// Runs the probe to its end. Returns its result and the latencies of the neighbour's commands.
 async fn run(
     world: &World,
     (id, neighbour): (&SandboxId, &SandboxId),
@@ -112,7 +114,7 @@ async fn run(
         let most = Bytes(MEMORY + CHARGED_AHEAD);
         assert!(usage.memory <= most, "{} of memory", usage.memory);
         log.check();
-        // The neighbour does not compete for the whole machine.
+        // Limits the CPU time of the neighbour's commands.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let finished = run
@@ -124,7 +126,7 @@ async fn run(
 
 /// Checks that the sandbox works and that its limits hold.
 async fn assert_governed(world: &World, id: &SandboxId) {
-    // Root may have removed permissions of other users.
+    // Random calls of root may have removed permissions of other users.
     stdout_text(&world.probe(id, "root", &["chmod", "/", "755"]).await);
     for user in super::USERS {
         stdout_text(&world.probe(id, user, &["true"]).await);
@@ -168,7 +170,7 @@ async fn check_random_calls(user: &str) {
 
     let numbers: Vec<String> = allowed().iter().map(u32::to_string).collect();
     let numbers = numbers.join(",");
-    // Pids that children could hit by accident do not belong to the probe.
+    // Uses up the pids that random calls can target, so that none of them is the probe's.
     stdout_text(
         &world
             .probe(&id, "root", &["b06-fuzz", "0", "1", &numbers])

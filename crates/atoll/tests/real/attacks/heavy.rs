@@ -1,5 +1,5 @@
-//! Attacks that fill, bomb or race: they want the machine to themselves, and the name puts them into the test runner's
-//! group of such tests.
+//! Attacks with high load: memory, fork bombs and races. The module name puts them into the test
+//! group `heavy`, of which the test runner runs one test at a time.
 
 mod bombs;
 mod memory;

@@ -1,4 +1,4 @@
-//! A17: attacks on PID 1 from inside, and its death.
+//! A17: attacks on PID 1 from inside a sandbox, and the death of PID 1.
 
 use std::path::PathBuf;
 
@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::{Case, check, line};
 use crate::harness::{DEADLINE, Kind, World, probe_spec, stdout_text};
 
-/// There is no control: see [`super::IMPOSSIBLE`]. That the same calls work on another process is shown by
-/// `only_processes_of_the_sandbox_can_be_traced`.
+/// There is no control: see [`super::IMPOSSIBLE`]. `only_processes_of_the_sandbox_can_be_traced`
+/// shows that the same calls work on another process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pid_1_survives_every_attack_from_inside() {
     check(&Case {
@@ -24,7 +24,7 @@ async fn pid_1_survives_every_attack_from_inside() {
                     "before" | "after-signals" | "after-all" => !it
                         .value("state")
                         .is_some_and(|state| ["R", "S"].contains(&state)),
-                    // Signals are accepted and dropped.
+                    // The kernel drops signals to PID 1; the other calls change nothing.
                     "kill" | "pidfd_open" | "pidfd_send_signal" | "prlimit-get" => false,
                     _ => it.worked(),
                 };
@@ -39,7 +39,8 @@ async fn pid_1_survives_every_attack_from_inside() {
     .await;
 }
 
-/// The password for `clone3` is in PID 1's memory and, while it starts a program, in its registers.
+/// The password for `clone3` is in PID 1's memory and, during the start of a program, in PID 1's
+/// registers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_program_inside_reads_memory_or_registers_of_pid_1() {
     let world = World::open().await;
@@ -57,7 +58,7 @@ async fn no_program_inside_reads_memory_or_registers_of_pid_1() {
     world.close().await;
 }
 
-/// The control groups of a sandbox, the one of cgroup2 last.
+/// Returns the control groups of a sandbox. The cgroup2 group is the last one.
 pub(super) fn groups(world: &World, id: &SandboxId) -> Vec<PathBuf> {
     let cgroups = &world.runtime.facts().cgroups;
     let roots = cgroups.v1.values().chain(&cgroups.v2);
@@ -69,7 +70,7 @@ pub(super) fn groups(world: &World, id: &SandboxId) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The processes of a sandbox as the host counts them.
+/// Returns the host pids of a sandbox's processes.
 pub(super) fn processes(world: &World, id: &SandboxId) -> Vec<u32> {
     fn below(directory: &std::path::Path, found: &mut Vec<u32>) {
         let list = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! B01 to B05: the kernel's surface.
+//! B01 to B05: the kernel's attack surface.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::harness::{Kind, World, probe_spec};
 
-/// The calls that need more than a user has even with zero arguments: their own or their file's ids change.
+/// Calls that require privileges even with zero arguments, because they change user or group ids.
 const FOR_ROOT: [&str; 8] = [
     "fchown",
     "setgid",
@@ -93,7 +93,7 @@ async fn system_calls_are_the_committed_ones() {
     insta::assert_snapshot!(text);
 }
 
-/// Control: the judge of the test above detects calls and ABIs that the filter does not block.
+/// Control: the check of the test above detects calls and ABIs that the filter does not block.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_filter_forbidden_calls_reach_the_kernel() {
     let world = World::open_with(|plan| plan.policy = None).await;
@@ -153,7 +153,7 @@ async fn there_are_no_further_namespaces() {
             })
         },
         controls: &[
-            // A template may request this.
+            // A template may request user namespaces.
             Control {
                 lift: |plan| {
                     plan.policy
@@ -175,7 +175,7 @@ async fn there_are_no_further_namespaces() {
                 users: USERS,
                 gains: &["clone3:NEWUSER ok", "clone3:NEWNET+NEWUSER ok"],
             },
-            // Without a new user namespace the kernel asks for the capability.
+            // Without a new user namespace the kernel requires the capability.
             Control {
                 lift: |plan| {
                     allow(plan, &["unshare", "clone"]);
@@ -189,7 +189,7 @@ async fn there_are_no_further_namespaces() {
     .await;
 }
 
-/// Permitted calls without effect, and calls that the kernel allows without privileges.
+/// Calls that the control permits: they have no effect, or the kernel requires no privileges.
 const HARMLESS: &[&str] = &[
     "add_key",
     "fanotify_init",
@@ -221,7 +221,7 @@ const GAINS: &[&str] = &[
     "userfaultfd:user-mode ok",
 ];
 
-/// Calls that work only on some hosts: a host may refuse them to all processes.
+/// Gains that depend on the host's settings: a host may refuse these calls to all processes.
 fn given_here() -> impl Iterator<Item = &'static str> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let paranoid = read("/proc/sys/kernel/perf_event_paranoid");
@@ -255,7 +255,7 @@ async fn dangerous_parts_of_the_kernel_are_closed() {
     .await;
 }
 
-/// The target is what matters: a process of the box can be traced and read, PID 1 and the host's cannot.
+/// Processes of the sandbox can be traced and read; PID 1 and processes of the host cannot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_processes_of_the_sandbox_can_be_traced() {
     let world = World::open().await;
@@ -283,7 +283,7 @@ async fn only_processes_of_the_sandbox_can_be_traced() {
                     .expect("it was tried")
             };
             assert_eq!(result("ptrace"), expected, "{user} {target}");
-            // The address may be empty: the call must reach its check.
+            // EFAULT means that the address is unmapped and that the permission check passed.
             let read = result("process_vm_readv");
             let reached = ["ok", "EFAULT"].contains(&read.as_str());
             assert!(
@@ -300,13 +300,13 @@ async fn only_processes_of_the_sandbox_can_be_traced() {
     world.close().await;
 }
 
-/// Families and protocols that a sandbox has.
+/// Returns true for socket families and protocols that a sandbox has.
 fn usual(what: &str) -> bool {
     let what = what.replace("+high", "");
     let (family, rest) = what.split_once(':').unwrap_or((&what, ""));
     match family {
         "AF_UNIX" => true,
-        // Alone or with a protocol; 1 and 58 are ping.
+        // Without a protocol, or with 1 (ICMP) or 58 (ICMPv6), for ping.
         "AF_INET" | "AF_INET6" => ["STREAM", "DGRAM", "DGRAM:1", "DGRAM:58"].contains(&rest),
         "AF_NETLINK" => ["RAW", "DGRAM", "RAW:0"].contains(&rest),
         _ => false,
@@ -325,7 +325,7 @@ async fn sockets_are_of_the_usual_families() {
                 users: USERS,
                 gains: &["AF_NETLINK:RAW:16 ok", "AF_VSOCK"],
             },
-            // In a new network namespace with only a loopback interface.
+            // The sandbox's new network namespace has only a loopback interface.
             Control {
                 lift: |plan| {
                     allow(plan, &["socket"]);

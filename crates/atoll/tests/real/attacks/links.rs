@@ -1,4 +1,4 @@
-//! D01, D03: file calls through links and through `/proc`, as every kind of caller.
+//! D01, D03: file calls through symlinks and through `/proc`, as every kind of caller.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use atoll_model::{Authority, Code, RunAs, SandboxId, WriteOptions};
 use super::canary::{Canary, GUEST, HOST, read, upper, write};
 use crate::harness::{Kind, World, stdout_text};
 
-/// The callers: root, the user, and the user with root's capabilities.
+/// Returns the callers: root, the user, and the user with root's capabilities.
 fn callers() -> [RunAs; 3] {
     let user = Some("user".to_owned());
     [
@@ -23,7 +23,7 @@ fn callers() -> [RunAs; 3] {
     ]
 }
 
-/// Makes every call with this path in every argument; returns contents, lists and matches.
+/// Makes every file call with `path` in each argument. Returns the contents and listings.
 async fn every_call(world: &World, id: &SandboxId, caller: &RunAs, path: &str) -> Vec<u8> {
     let runtime = &world.runtime;
     let bytes = path.as_bytes();
@@ -85,7 +85,7 @@ async fn every_call(world: &World, id: &SandboxId, caller: &RunAs, path: &str) -
     seen
 }
 
-/// A sandbox with `/place`, which every user can write to, and the files that the tests need there.
+/// Creates a sandbox with a directory `/place` that every user can write to.
 async fn prepared(world: &World) -> SandboxId {
     let id = world.sandbox(Kind::Static).await;
     stdout_text(&world.probe(&id, "root", &["mkdir", "/place"]).await);
@@ -134,7 +134,7 @@ async fn links_resolve_inside_the_sandbox() {
         ),
     ];
     set_up(&world, &id, &links).await;
-    // The control: a host that joins paths reads its own file, through the upper layer and through /proc.
+    // The control: path joining on the host reaches the canary, in the upper layer and in /proc.
     let upper = upper(&world, &id);
     let pid = world.runtime.host_pid(&id).expect("it runs");
     for root in [upper, format!("/proc/{pid}/root").into()] {
@@ -166,7 +166,7 @@ async fn links_resolve_inside_the_sandbox() {
     world.close().await;
 }
 
-/// The same names inside: a link leads to the sandbox's own file, with the caller's rights.
+/// A symlink to a host path resolves to the sandbox's own file, with the caller's permissions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn host_paths_in_links_reach_files_of_the_sandbox() {
     let world = World::open().await;
@@ -256,7 +256,7 @@ async fn proc_and_descriptors_do_not_lead_out() {
         std::process::id(),
         world.runtime.host_pid(&id).expect("it runs"),
     );
-    // The control: from outside, the same path leads to the host's files.
+    // The control: on the host, the same path leads to the host's files.
     assert_eq!(
         fs::read(format!("/proc/self/root{directory}/f")).expect("it is read"),
         HOST

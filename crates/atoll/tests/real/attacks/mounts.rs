@@ -21,7 +21,7 @@ async fn nothing_of_proc_and_sys_can_be_written() {
     check(&Case {
         probe: &["a07-write"],
         place: "/",
-        // Anyone may open this one; the write asks for CAP_SYS_NICE over the process.
+        // Every user may open `timerslack_ns`; a write requires CAP_SYS_NICE.
         gains: |_, found| {
             lines(found, |it| {
                 it.worked()
@@ -35,7 +35,7 @@ async fn nothing_of_proc_and_sys_can_be_written() {
                 users: ROOT,
                 gains: &["open:/proc/sys/kernel/", "open:/proc/sys/fs/mqueue/"],
             },
-            // A file that is writable by all users.
+            // Files that all users may write to.
             Control {
                 lift: |plan| {
                     drop_mounts(plan, |target| {
@@ -64,7 +64,7 @@ async fn nothing_of_proc_and_sys_can_be_written() {
     .await;
 }
 
-/// Has something in it.
+/// Returns true if the attempt read data or found directory entries.
 fn tells(attempt: &Attempt) -> bool {
     let entries = attempt
         .value("entries")
@@ -86,12 +86,12 @@ async fn secrets_of_the_host_are_hidden() {
         place: "/",
         gains: |_, found| {
             lines(found, |it| match it.what.as_str() {
-                // Without the right to know, every address reads as 0.
+                // Without the capability, every address reads as 0.
                 "/proc/iomem" | "/proc/ioports" => {
                     tells(it) && !it.detail.starts_with("data head=0000")
                 }
                 "/proc/interrupts" => false,
-                // The sandbox's replacement has one directory there.
+                // The sandbox's own `/sys/kernel` has one directory.
                 "/sys/kernel" => tells(it) && it.value("entries") != Some("1"),
                 _ => tells(it),
             })
@@ -109,8 +109,8 @@ async fn secrets_of_the_host_are_hidden() {
     .await;
 }
 
-/// Its mount namespace has no fully visible sysfs, so the kernel refuses a new one. The error names the failed
-/// step.
+/// The sandbox's mount namespace has no fully visible sysfs, so the kernel rejects a new one. The
+/// error names the failed step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sandbox_cannot_have_a_sysfs_of_its_own() {
     let world = World::open_with(|plan| {
@@ -140,7 +140,7 @@ async fn a_sandbox_cannot_have_a_sysfs_of_its_own() {
     world.close().await;
 }
 
-/// The host's sysfs contains paths that a sandbox's does not.
+/// The host's sysfs contains paths that a sandbox's `/sys` does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn real_sysfs_would_expose_the_host() {
     let world = World::open().await;
@@ -176,7 +176,7 @@ const MOUNTING: &[&str] = &[
     "mount_setattr",
 ];
 
-/// The kernel asks for the capability behind the filter.
+/// Allows the mount calls and grants CAP_SYS_ADMIN, which the kernel requires for them.
 fn lift_mounting(plan: &mut Plan) {
     allow(plan, MOUNTING);
     plan.inside.capabilities |= SYS_ADMIN;
@@ -216,7 +216,7 @@ async fn mounts_stay_unchanged_and_masks_stay_in_place() {
     .await;
 }
 
-/// Result of the probe for a root directory.
+/// Device and inode that the probe reports for a root directory.
 fn root_of<'a>(found: &'a [Attempt], what: &str) -> Option<(&'a str, &'a str)> {
     let it = found.iter().find(|it| it.what == what)?;
     Some((it.value("dev")?, it.value("ino")?))

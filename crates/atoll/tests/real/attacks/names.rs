@@ -11,7 +11,7 @@ use super::USERS;
 use super::canary::{Canary, read, upper, write};
 use crate::harness::{Kind, World, stdout_text};
 
-/// Timeout: longer than any response takes; an endless file exceeds it.
+/// Timeout that no response exceeds; reading an endless file exceeds the timeout.
 const SOON: Duration = Duration::from_secs(30);
 
 fn caller(user: &str) -> RunAs {
@@ -75,7 +75,7 @@ async fn special_files_are_refused_without_blocking() {
         }
         let kept = refused("read /proc/kmsg", read(&world, &id, &caller, "/proc/kmsg")).await;
         assert_eq!(kept, Code::PermissionDenied);
-        // A file of /proc that says it is regular ends, however it behaves.
+        // A read of a regular file in /proc ends, with or without an error.
         for path in [
             "/proc/version",
             "/proc/self/status",
@@ -91,7 +91,7 @@ async fn special_files_are_refused_without_blocking() {
     world.close().await;
 }
 
-/// The control: a plain open of the FIFO blocks until a writer comes.
+/// The control: a plain open of the FIFO blocks until a writer opens the FIFO.
 fn naive_blocks(fifo: &Path) {
     let (sender, opened) = mpsc::channel();
     let path = fifo.to_path_buf();
@@ -112,7 +112,7 @@ fn naive_blocks(fifo: &Path) {
     drop(writer);
 }
 
-/// Stored as they are, each beside its twin.
+/// Names that must be stored unchanged, also those that differ only in case or normalization.
 fn verbatim() -> Vec<Vec<u8>> {
     let mut names: Vec<Vec<u8>> = [
         "back\\slash",
@@ -245,7 +245,7 @@ async fn parent_references_stay_in_the_sandbox() {
     let canary = Canary::new();
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
-    // The control: joined as text, an absolute name and one that climbs leave the sandbox's directory.
+    // The control: joining an absolute path or one with `..` leaves the sandbox's directory.
     let upper = upper(&world, &id);
     assert_eq!(upper.join(canary.file()), Path::new(&canary.file()));
     let climbing = format!("{}{}", "../".repeat(20), canary.file());
@@ -267,7 +267,7 @@ async fn parent_references_stay_in_the_sandbox() {
                 Code::FileNotFound
             );
             let written = write(&world, &id, &caller, &path, options).await;
-            // Root makes it in the box, under the same name.
+            // Root creates the file in the sandbox, under the same path.
             if *user == "root" {
                 written.unwrap_or_else(|error| panic!("{path}: {error}"));
                 let found = world

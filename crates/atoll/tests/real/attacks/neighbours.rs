@@ -9,7 +9,7 @@ use crate::harness::{Kind, World, probe_spec, stdout_text};
 
 const CLONE_NEWIPC: u64 = 0x0800_0000;
 
-/// Reads a program's output up to a line.
+/// Reads a program's output up to the line `last`.
 async fn until(exec: &mut StartedExec, last: &str) -> String {
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
     while !text.lines().any(|line| line == last) {
@@ -28,7 +28,8 @@ fn worked(found: &[Attempt]) -> Vec<String> {
         .collect()
 }
 
-/// Objects that the writer created, and those that a reader finds in the same sandbox and in another.
+/// Returns the objects that the writer created, and those that a reader finds in the same sandbox
+/// and in another.
 async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String>; 3] {
     let token = format!("atoll-token-{}-{user}", std::process::id());
     let writer = probe_spec(&["b08-shared", "write", &token]).user(user);
@@ -45,7 +46,7 @@ async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String
             &attack(world, id, user, "/", &["b08-shared", "look", &token]).await,
         ));
     }
-    // Waits for the end of the probe: then it has removed all its objects.
+    // The probe removes its objects before it exits.
     writer
         .handle
         .close_stdin()
@@ -91,7 +92,8 @@ async fn writes_are_invisible_to_other_sandboxes() {
     world.close().await;
 }
 
-/// Both boxes then use the host's IPC namespace, and the kernel refuses to mount its queues inside: that goes, too.
+/// Both sandboxes then use the host's IPC namespace. The kernel refuses to mount its message queues
+/// inside, so the plan drops that mount, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_ipc_namespaces_sandboxes_share_memory() {
     let world = World::open_with(|plan| {
@@ -131,7 +133,7 @@ async fn processes_of_another_sandbox_are_invisible() {
         .expect("it starts");
     for (id, expected) in [(&first, true), (&second, false)] {
         let listed = world.probe(id, "root", &["ls", "/proc"]).await;
-        // PID 1, the probe itself and perhaps the sleeper: the first box has seen one program more.
+        // Both sandboxes have PID 1 and the probe; the first one also has the sleeper.
         let pids = stdout_text(&listed)
             .split_whitespace()
             .filter(|name| name.parse::<u32>().is_ok())
@@ -142,7 +144,7 @@ async fn processes_of_another_sandbox_are_invisible() {
     world.close().await;
 }
 
-/// A shared inode would be shared locks: one sandbox could hold up another.
+/// A shared inode would share its locks: one sandbox could block another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_on_a_device_or_mask_blocks_no_other_sandbox() {
     let world = World::open().await;
@@ -159,7 +161,7 @@ async fn lock_on_a_device_or_mask_blocks_no_other_sandbox() {
             .expect("it starts");
         until(&mut holder, "ready").await;
         let attempt = ExecSpec::shell(format!("exec 9<{file} && flock -n 9"));
-        // The control: in the same sandbox the name is taken.
+        // The control: in the same sandbox the lock is taken.
         let here = world.exec(&first, attempt.clone()).await;
         assert_eq!(here.status.exit_code(), 1, "{file} in the same box");
         let there = world.exec(&second, attempt).await;

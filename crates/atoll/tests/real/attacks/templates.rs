@@ -1,4 +1,4 @@
-//! A04, A05: templates that ship links where a sandbox has mount points and files of its own.
+//! A04, A05: templates with symlinks at paths where a sandbox has mount points and its own files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,15 +16,15 @@ use crate::harness::{binary, probe_spec};
 /// Expected result for a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// A sandbox is refused, and the message names this.
+    /// The sandbox is not created, and the error names this mount point.
     Refused(&'static str),
-    /// A sandbox is made, with a `/dev` of its own.
+    /// The sandbox is created with its own `/dev`.
     Harmless,
 }
 use Fate::{Harmless, Refused};
 
-/// Path of the link, and the expected result for the template. The link points to the corresponding path of the
-/// host.
+/// Path of the link, and the expected result for the template. The link points to the canary's
+/// directory.
 const DIRECTORIES: &[(&str, Fate)] = &[
     ("dev", Refused("/dev")),
     ("proc", Refused("/proc")),
@@ -38,6 +38,7 @@ const DIRECTORIES: &[(&str, Fate)] = &[
     ("root", Harmless),
     ("var", Harmless),
 ];
+/// The same for links that point to the canary's file.
 const FILES: &[(&str, Fate)] = &[
     ("dev", Refused("/dev")),
     ("proc", Refused("/proc")),
@@ -52,7 +53,7 @@ const FILES: &[(&str, Fate)] = &[
     ("etc/shadow", Harmless),
 ];
 
-/// A template of the probe and one link.
+/// Adds a template with the probe and one symlink. Returns its layer.
 fn hostile(
     store: &TemplateStore,
     scratch: &Scratch,
@@ -65,7 +66,7 @@ fn hostile(
     let link = tree.join(link);
     fs::create_dir_all(link.parent().expect("it is below the tree")).expect("it can be made");
     symlink(target, &link).expect("it can be made");
-    // The control: plain path resolution, as in a careless runtime, reaches the canary.
+    // The control: plain path resolution on the host reaches the canary.
     let reached = fs::canonicalize(&link).expect("it leads somewhere");
     assert!(target.ends_with(reached.strip_prefix("/").expect("absolute")));
     store
@@ -133,7 +134,7 @@ async fn template_links_do_not_lead_to_the_host() {
         (DIRECTORIES, &PathBuf::from(canary.directory())),
         (FILES, &PathBuf::from(canary.file())),
     ] {
-        // By the host's absolute path, and by a relative path with `..`.
+        // Each link uses the host's absolute path, then a relative path with `..`.
         let climbing = Path::new("../../../../../../../../..")
             .join(target.strip_prefix("/").expect("absolute"));
         for (link, fate) in links {

@@ -350,6 +350,44 @@ while True:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn programs_in_a_sandbox_never_see_the_static_key() {
+    const KEY: &str = "chosen-by.the/operator";
+    let scratch = atoll_testkit::Scratch::new();
+    let file = scratch.join("static-key");
+    std::fs::write(&file, KEY).unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    crate::harness::private(&scratch.join("data"));
+    let flags = ["--static-key-file", file.to_str().unwrap()];
+    let flags = flags.map(str::to_owned);
+    let flags = flags.each_ref().map(String::as_str);
+    let server = Server::start_in(scratch, &flags).await;
+    let client = server.client().with_key(Some(KEY));
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    crate::api::serve_in(&client, &id, PORT, ECHO).await;
+    let (bearer, cookie) = (format!("Bearer {KEY}"), format!("a=1; key={KEY}"));
+    for shown in [("x-api-key", KEY), ("authorization", bearer.as_str())] {
+        let headers = [shown, ("cookie", cookie.as_str()), ("x-other", "kept")];
+        let path = format!("/p?a=1&api_key={KEY}");
+        let head = ask(&client, &id, (PORT, false), &path, &headers).await;
+        assert_eq!(head.status, 200, "{shown:?}: {head:?}");
+        let head = String::from_utf8(head.body.to_vec()).unwrap();
+        assert!(!head.contains(KEY), "{shown:?}: {head}");
+        assert!(head.contains("kept") && head.contains("a=1"), "{head}");
+    }
+    // Another text is no credential of the server: it reaches no private port.
+    let other = ask(
+        &client,
+        &id,
+        (PORT, false),
+        "/p",
+        &[("x-api-key", "chosen-by")],
+    )
+    .await;
+    assert_ne!(other.status, 200, "{other:?}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn programs_in_a_sandbox_never_see_credentials_of_the_server() {
     let server = Server::start().await;
     let client = server.client();

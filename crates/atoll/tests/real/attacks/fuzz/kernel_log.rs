@@ -1,4 +1,4 @@
-//! The records that the host's kernel logs while a test runs.
+//! Records that the host's kernel logs during a test.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 const PATH: &str = "/dev/kmsg";
 
-/// Parts of the lines that report a bug of the kernel. Lines about programs that crashed, or that were killed for their
-/// memory, contain none of them.
+/// Substrings of lines that report a kernel bug. Lines about crashed or OOM-killed processes have
+/// none of them.
 const ALARMS: &[&str] = &[
     "BUG: ",
     "WARNING: ",
@@ -33,15 +33,15 @@ const ALARMS: &[&str] = &[
     "general protection fault, probably",
 ];
 
-/// Processes that the fuzzer runs. Tasks of other tests may wait for their disks.
+/// Name prefix of the fuzzer's processes. Tasks of other tests may wait for their disks.
 const OURS: &str = "probe";
-/// How often the log is read: the kernel drops old records.
+/// Interval between two reads. It is short because the kernel drops old records.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Reads every record once, in a thread of its own.
+/// Reads every record once, in a separate thread.
 pub(super) struct KernelLog {
     complaints: Arc<Mutex<Vec<String>>>,
-    /// The thread ends with this.
+    /// The thread ends when this value is dropped.
     _reads: Arc<()>,
 }
 
@@ -73,7 +73,7 @@ impl KernelLog {
         }
     }
 
-    /// Fails if the kernel complained since the last check.
+    /// Panics if the kernel has reported a bug since the log was opened.
     pub(super) fn check(&self) {
         let complaints = self.complaints.lock().unwrap();
         assert!(
@@ -83,14 +83,14 @@ impl KernelLog {
     }
 }
 
-/// Reads the records up to the last one.
+/// Reads all pending records.
 fn read(log: &mut File, complaints: &Mutex<Vec<String>>) {
     let mut record = [0; 16 << 10];
     loop {
         let found = match log.read(&mut record) {
             Ok(length) => complaint(&String::from_utf8_lossy(&record[..length])).map(str::to_owned),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-            // Records were dropped before they were read: the next read gets the oldest that is left.
+            // The kernel dropped unread records: the next read returns the oldest remaining one.
             Err(error)
                 if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::BrokenPipe) =>
             {
@@ -106,11 +106,11 @@ fn read(log: &mut File, complaints: &Mutex<Vec<String>>) {
     }
 }
 
-/// The text of a record in which the kernel complains.
+/// Returns the text of a record that reports a kernel bug.
 fn complaint(record: &str) -> Option<&str> {
     let (head, text) = record.split_once(';')?;
     let priority: u32 = head.split(',').next()?.parse().ok()?;
-    // Programs log by other facilities.
+    // Facility 0 is the kernel's; processes log with other facilities.
     let is_kernels = priority >> 3 == 0;
     let text = text.lines().next()?;
     let alarms = ALARMS.iter().any(|alarm| text.contains(alarm));
@@ -131,7 +131,7 @@ fn kernel_warnings_are_distinguished_from_process_crashes() {
         "rcu: INFO: rcu_preempt self-detected stall on CPU",
     ] {
         assert!(complaint(&format!("4,1,2,-;{text}\n")).is_some(), "{text}");
-        // As a program wrote it.
+        // Facility 1: a process wrote the record.
         assert_eq!(complaint(&format!("12,1,2,-;{text}\n")), None, "{text}");
     }
     for text in [

@@ -1,7 +1,7 @@
 //! C01: more processes than the limit allows, and processes that try to escape from cleanup.
 //!
-//! The bombs are bounded in number or in time, and the instance's own control group is given a ceiling beside the
-//! sandbox's: a defence that fails breaks the test and not the machine.
+//! The bombs are bounded in number or in time, and the instance's control group has a limit of its
+//! own besides the sandbox's: a missing defence fails the test but does not harm the machine.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ async fn small(world: &World, kind: Kind) -> SandboxId {
         .await
 }
 
-/// No more than this in all sandboxes of the instance together.
+/// Limits the total number of processes in all sandboxes of the instance.
 fn cage(world: &World) {
     let cgroups = &world.runtime.facts().cgroups;
     let root = cgroups
@@ -40,7 +40,8 @@ fn wait_until_empty(world: &World, id: &SandboxId) {
     });
 }
 
-/// Runs forks and threads. Returns the error that stopped each, and the number reached.
+/// Forks processes, then starts threads. Returns the result of the last attempt and the number of
+/// each.
 async fn bomb(world: &World, id: &SandboxId, user: &str, most: &str) -> Vec<(String, u32)> {
     let found = attack(world, id, user, "/", &["c01-forkbomb", most]).await;
     let count = |what| {
@@ -103,7 +104,8 @@ async fn a_deadline_ends_a_fork_bomb_without_harm_to_neighbours() {
         world.sandbox(Kind::Static).await,
     );
     for user in USERS {
-        // On a slow machine the sandbox may not be full before the deadline; the test retries with a longer one.
+        // On a slow machine the sandbox may not fill before the deadline; the test retries with a
+        // longer one.
         let mut full = false;
         for seconds in [5, 15, 45] {
             let spec = probe_spec(&["c01-wild", "600"])
@@ -128,13 +130,15 @@ async fn a_deadline_ends_a_fork_bomb_without_harm_to_neighbours() {
     world.close().await;
 }
 
-/// They are double-forked, in sessions of their own, and ignore every signal: only their control group finds them.
+/// The daemons are double-forked, have their own sessions and ignore every signal: only the control
+/// group finds them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deadline_kills_daemons() {
     let world = World::open().await;
     let id = small(&world, Kind::Base).await;
     for user in USERS {
-        // On a busy machine the processes may not exist in time; the test retries with a longer deadline.
+        // On a busy machine the processes may not exist in time; the test retries with a longer
+        // deadline.
         let mut found = false;
         for seconds in [2, 8, 30] {
             found = met(&world, &id, user, Duration::from_secs(seconds)).await;
@@ -147,7 +151,7 @@ async fn a_deadline_kills_daemons() {
     world.close().await;
 }
 
-/// Whether the daemons were all there before the deadline, which leaves none in any case.
+/// Returns true if all daemons ran before the deadline. Asserts that the deadline kills them.
 async fn met(world: &World, id: &SandboxId, user: &str, deadline: Duration) -> bool {
     let line = "/probe c01-daemons 20 && exec /probe sleep 600";
     let spec = ExecSpec::shell(line).user(user).deadline(deadline);
@@ -163,7 +167,8 @@ async fn met(world: &World, id: &SandboxId, user: &str, deadline: Duration) -> b
     most >= 22
 }
 
-/// The control: what ends by itself leaves its daemons, which no signal to its group or session would have reached.
+/// The control: a command that exits by itself leaves its daemons running; a signal to its process
+/// group or session would not reach them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemons_without_a_deadline_live_until_the_sandbox_is_deleted() {
     let world = World::open().await;

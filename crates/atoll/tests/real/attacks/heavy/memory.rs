@@ -1,5 +1,5 @@
-//! C02: memory of every kind. The allocating processes stop at 256 MB by themselves, so that a missing limit does
-//! no harm.
+//! C02: memory of every kind. The allocating processes stop at 256 MiB by themselves, so that a
+//! missing limit does no harm.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ async fn hog(world: &World, id: &SandboxId, user: &str, kind: &str, path: &str) 
     world.exec(id, spec).await
 }
 
-/// The last amount that the process printed, if any.
+/// Returns the attempt that the process printed for `kind`, if any.
 fn last(finished: &ExecResult, kind: &str) -> Option<Attempt> {
     attempts(&String::from_utf8_lossy(&finished.stdout))
         .into_iter()
@@ -66,7 +66,7 @@ async fn hogs_end_as_they_should(kinds: &[(&str, &str, End)]) {
     let world = World::open().await;
     let (id, neighbour) = (small(&world).await, small(&world).await);
     let init = world.runtime.host_pid(&id).expect("it runs");
-    // A directory that `user` can write too.
+    // A file that `user` can write too, and a directory.
     stdout_text(&world.probe(&id, "root", &["touch", "/hog"]).await);
     stdout_text(&world.probe(&id, "root", &["chmod", "/hog", "666"]).await);
     stdout_text(&world.probe(&id, "root", &["mkdir", "/names"]).await);

@@ -25,7 +25,7 @@ enum Work {
     Remove,
 }
 
-/// The program that swaps, and how often it did.
+/// The program that swaps the directory and the link, and its number of swaps.
 struct Swapper {
     control: ExecHandle,
     swaps: Arc<AtomicU64>,
@@ -62,7 +62,7 @@ impl Swapper {
     }
 }
 
-/// Races with the swapping program; how often it tried, and how often that worked.
+/// Races with the swapping program. Returns the number of tries and of successes.
 async fn run(
     world: &World,
     id: &SandboxId,
@@ -129,7 +129,7 @@ async fn race_between_directory_and_link_never_escapes() {
         let words = ["d02-race", &directory, &target];
         let swapper = Swapper::start(&world, &id, user, &words).await;
         let name = format!("{directory}/x");
-        // The control: a host that joins paths wins at once.
+        // The control: path joining on the host reaches the canary.
         naive_wins(&upper(&world, &id).join(format!("race-{user}/x/f")));
         for work in [Work::Read, Work::Write, Work::Remove] {
             let who = (&caller, name.as_str());
