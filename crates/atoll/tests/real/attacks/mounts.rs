@@ -176,7 +176,7 @@ const MOUNTING: &[&str] = &[
     "mount_setattr",
 ];
 
-/// Allows the mount calls and grants CAP_SYS_ADMIN, which the kernel requires for them.
+/// Allows the mount calls and grants `CAP_SYS_ADMIN`, which the kernel requires for them.
 fn lift_mounting(plan: &mut Plan) {
     allow(plan, MOUNTING);
     plan.inside.capabilities |= SYS_ADMIN;
