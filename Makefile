@@ -103,6 +103,7 @@ bench: build setup-bench
 	@bench/plot $(CARGO_TARGET_DIR)/bench.json docs/pictures/figures.svg
 	@bench/e2b/run $(ATOLL)
 	@bench/sdk/run $(ATOLL)
+	@bench/postgres $(ATOLL)
 
 ## Build the documents as a static site with search.
 docs: setup-docs
