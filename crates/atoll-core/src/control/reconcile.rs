@@ -13,6 +13,7 @@ use atoll_model::{
     SandboxState, SessionId, StopReason, Topic, lock,
 };
 use atoll_store::{SandboxRow, Store};
+use tokio::time::MissedTickBehavior;
 
 use crate::clock::Clock;
 use crate::control::expiry::deletion_time;
@@ -260,12 +261,17 @@ pub(crate) async fn reconcile_loop(inner: Weak<Inner>) {
     else {
         return;
     };
+    let mut recheck = tokio::time::interval(RECHECK_INTERVAL);
+    recheck.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let change = tokio::time::timeout(RECHECK_INTERVAL, changes.next()).await;
+        let change = tokio::select! {
+            change = changes.next() => change,
+            _ = recheck.tick() => None,
+        };
         let Some(core) = inner.upgrade().map(|inner| Core { inner }) else {
             return;
         };
-        if let Ok(Some(Notification::SandboxChanged(id))) = change {
+        if let Some(Notification::SandboxChanged(id)) = change {
             if let Some(entry) = core.inner.sandboxes.get(&id) {
                 // In a task of its own, because a transition may hold the lock for a while.
                 tokio::spawn(async move { core.follow_runtime(&entry).await });
