@@ -46,8 +46,9 @@ impl Core {
     ) -> Result<(), Error> {
         let entry = &locked.entry;
         let before = entry.row();
-        if before.state.has_processes() {
-            entry.set_transient_state(SandboxState::Stopping, reason);
+        // The processes of an expired sandbox have ended: a read waits for the deletion and does not see `stopping`.
+        if before.state.has_processes() && reason.is_none() {
+            entry.set_transient_state(SandboxState::Stopping, None);
         }
         // From here on the sandbox is deleted, now or at the next start of the server.
         let written = entry.update(&self.inner.store, |row| {
