@@ -96,6 +96,12 @@ impl SandboxRef {
         self.entry.read(|row| row.state)
     }
 
+    /// Waits until the row has followed a change of the runtime. `None` if the sandbox was deleted.
+    pub async fn caught_up(self) -> Option<Self> {
+        self.core.catch_up(&self.entry).await;
+        (!self.is_deleted()).then_some(self)
+    }
+
     /// Whether the sandbox was deleted since the lookup.
     pub fn is_deleted(&self) -> bool {
         self.entry.read(|row| row.deleted_at.is_some())

@@ -120,7 +120,8 @@ async fn resolve_target(
         return E2bError::from(error).into_response();
     }
     let found = match find_sandbox(&app, &target, &request) {
-        Ok(found) => found,
+        Ok(Some(found)) => found.caught_up().await,
+        Ok(None) => None,
         Err(refusal) => return refusal.into_response(),
     };
     let shown = PresentedCredentials::from_request(&app, &target, found.as_ref(), &request);
