@@ -207,7 +207,7 @@ pub struct SandboxInfo {
     /// it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub awaits_deletion: bool,
-    /// What the runtime enforces. `None`: nothing.
+    /// Deadlines that the runtime enforces. `None` if the sandbox does not expire.
     #[serde(skip)]
     pub deadlines: Option<Deadlines>,
 }

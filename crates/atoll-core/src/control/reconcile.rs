@@ -91,7 +91,10 @@ pub(crate) async fn reconcile_all(
         }
         if joined.state.has_processes() {
             // The runtime may lack the last change of the row, or everything if an earlier version created the sandbox.
-            push_deadlines(runtime, &joined).await?;
+            // The runtime enforces them even if it cannot store them, for example on a full disk.
+            if let Err(error) = push_deadlines(runtime, &joined).await {
+                tracing::warn!(sandbox = %joined.id, %error, "failed to store deadlines");
+            }
         }
         sandboxes.add(joined);
     }

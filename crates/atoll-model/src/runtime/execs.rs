@@ -107,7 +107,7 @@ pub trait OutputStream: Debug + Send {
     fn position(&self) -> u64;
 }
 
-/// What a client needs to attach to the terminal of a command.
+/// Current screen of a terminal, and the output that follows it.
 #[derive(Debug)]
 pub struct TerminalAttachment {
     /// Bytes that bring a new terminal to the current screen.
